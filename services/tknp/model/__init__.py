@@ -1,0 +1,1 @@
+"""The network as mathematics: shapes, weights, tokenizer. No parallelism, no services."""
