@@ -1,0 +1,211 @@
+"""Configuration of a pool: one file that every process of it reads.
+
+    flags > environment (TKNP_*) > file > defaults
+
+The file is YAML (JSON is YAML too). `tknp up` writes one for the processes it starts; in a cluster
+it is a ConfigMap. Every process derives the same layout from it with `tknp.layout`, so nothing but
+this file has to be agreed upon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from tknp.errors import InvalidValue
+from tknp.model.config import DType, check_dtype
+
+Role = Literal["decode-node", "decode-root", "attention-owner"]
+KvTransfer = Literal["auto", "nixl", "grpc"]
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
+
+
+def parse_bytes(field_name: str, text: str | int) -> int:
+    """`512MiB`, `2GB`, `1073741824` -> bytes; raises InvalidValue naming `field_name`."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        value = text
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(text).lower())
+        if not match or match[2] not in _UNITS:
+            raise InvalidValue(field_name, text, "write a size such as 512MiB or 2GB")
+        value = int(float(match[1]) * _UNITS[match[2]])
+    if value < 1:
+        raise InvalidValue(field_name, text, "must be at least one byte")
+    return value
+
+
+def check_address(field_name: str, address: str) -> str:
+    """Return `address` if it is HOST:PORT; raises InvalidValue naming `field_name`."""
+    host, _, port = str(address).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidValue(field_name, address, "write HOST:PORT with a port in 1..65535")
+    return str(address)
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """A decode node: one address for each of its TP ranks, rank 0 first.
+
+    `memory_bytes`: weights plus KV on each rank. Unset: `PoolConfig.kv_memory_bytes` decides.
+    """
+
+    addresses: tuple[str, ...]
+    role: Role = "decode-node"
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """A prefill replica: one address for each of its TP ranks, rank 0 first.
+
+    `data_plane`: HOST:PORT where the ranks meet; needed from two ranks on.
+    """
+
+    addresses: tuple[str, ...]
+    data_plane: str = ""
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """Everything that the processes of one pool must agree on.
+
+    `kv_memory_bytes`: KV cache on each rank of each node; unset: measured, see `tknp.kv.size`.
+    `max_model_len`: prompt plus output in tokens; unset: what the checkpoint declares.
+    `page_size`: tokens; unset: 64 on CPU, 256 on CUDA.
+    `timeout_s`: longest wait for a peer in one operation on the data plane.
+    """
+
+    model: str
+    coordinator: str
+    data_plane: str
+    nodes: tuple[NodeConfig, ...]
+    prefill: tuple[PrefillConfig, ...]
+    dtype: DType = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    kv_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    page_size: int | None = None
+    kv_transfer: KvTransfer = "auto"
+    prefill_chunk: int = 512
+    max_batch: int = 256
+    max_queue: int = 1024
+    timeout_s: float = 10.0
+    lease_s: float = 30.0
+    epoch: int = 1
+    interface: str = field(default="")
+
+    def __post_init__(self) -> None:
+        check_dtype("dtype", self.dtype)
+        if self.device not in ("cpu", "cuda"):
+            raise InvalidValue("device", self.device, "choose cpu or cuda")
+        if self.kv_transfer not in get_args(KvTransfer):
+            raise InvalidValue("kv_transfer", self.kv_transfer, "choose auto, nixl or grpc")
+        check_address("coordinator", self.coordinator)
+        check_address("data_plane", self.data_plane)
+        if not self.nodes:
+            raise InvalidValue("nodes", [], "name at least one decode node")
+        if not self.prefill:
+            raise InvalidValue("prefill", [], "name at least one prefill replica")
+        for i, node in enumerate(self.nodes):
+            if node.role not in get_args(Role):
+                raise InvalidValue(f"nodes[{i}].role", node.role, f"choose {get_args(Role)}")
+            if len(node.addresses) != self.tp:
+                raise InvalidValue(
+                    f"nodes[{i}].addresses", list(node.addresses),
+                    f"T is one number a pool: give {self.tp} as nodes[0] does",
+                )  # fmt: skip
+            for address in node.addresses:
+                check_address(f"nodes[{i}].addresses", address)
+        for i, replica in enumerate(self.prefill):
+            if not replica.addresses:
+                raise InvalidValue(f"prefill[{i}].addresses", [], "give one address a TP rank")
+            for address in replica.addresses:
+                check_address(f"prefill[{i}].addresses", address)
+            if len(replica.addresses) > 1:
+                check_address(f"prefill[{i}].data_plane", replica.data_plane)
+        for name in ("max_model_len", "page_size", "kv_memory_bytes", "prefill_chunk",
+                     "max_batch", "max_queue", "epoch"):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InvalidValue(name, value, "must be a whole number of at least 1")
+        for name in ("timeout_s", "lease_s"):
+            if not float(getattr(self, name)) > 0:
+                raise InvalidValue(name, getattr(self, name), "must be above 0 seconds")
+        memories = [n.memory_bytes is not None for n in self.nodes]
+        if any(memories) and not all(memories):
+            raise InvalidValue("nodes[].memory_bytes", memories, "set it on every node or on none")
+
+    @property
+    def tp(self) -> int:
+        """TP degree T: one number for the whole pool."""
+        return len(self.nodes[0].addresses)
+
+    @property
+    def tokens_per_page(self) -> int:
+        return self.page_size or (64 if self.device == "cpu" else 256)
+
+
+def _build(cls: type[Any], path: str, data: object) -> Any:
+    if not isinstance(data, Mapping):
+        raise InvalidValue(path or "file", data, "expected a mapping of settings")
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    for key in data:
+        if key not in known:
+            raise InvalidValue(f"{path}{key}", data[key], f"unknown; known are {', '.join(known)}")
+    for name, f in known.items():
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and name not in data:
+            raise InvalidValue(f"{path}{name}", None, "is required")
+    values = dict(data)
+    for key in ("kv_memory_bytes", "memory_bytes"):
+        if values.get(key) is not None:
+            values[key] = parse_bytes(f"{path}{key}", values[key])
+    if "addresses" in values:
+        values["addresses"] = tuple(values["addresses"])
+    return cls(**values)
+
+
+def pool_from(data: Mapping[str, object]) -> PoolConfig:
+    """Build a PoolConfig from plain data; raises InvalidValue naming the field and the remedy."""
+    values = dict(data)
+    for key, cls in (("nodes", NodeConfig), ("prefill", PrefillConfig)):
+        items = values.get(key) or ()
+        if not isinstance(items, list | tuple):
+            raise InvalidValue(key, items, "expected a list")
+        values[key] = tuple(_build(cls, f"{key}[{i}].", item) for i, item in enumerate(items))
+    pool: PoolConfig = _build(PoolConfig, "", values)
+    return pool
+
+
+def read_pool(path: Path, overrides: Mapping[str, object] | None = None) -> PoolConfig:
+    """Read a pool file; `overrides` (flags, environment) win over it where they are not None."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidValue("pool", str(path), f"cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise InvalidValue("pool", str(path), f"is not YAML: {error}") from error
+    if not isinstance(data, Mapping):
+        raise InvalidValue("pool", str(path), "expected a mapping of settings")
+    merged = {**data, **{k: v for k, v in (overrides or {}).items() if v is not None}}
+    return pool_from(merged)
+
+
+def write_pool(pool: PoolConfig, path: Path) -> None:
+    """Write `pool` so that `read_pool` gives it back."""
+    path.write_text(yaml.safe_dump(_plain(dataclasses.asdict(pool)), sort_keys=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value

@@ -1,0 +1,1 @@
+"""Generated from protos/tknp/v1 by `make protos`. Not edited by hand."""
