@@ -1,0 +1,104 @@
+"""Layer blocks: contiguous ranges of layers, one a root node, cut for equal KV budgets.
+
+Source: Decode Token Parallelism, section 4.2. Endpoint parameters count: the first block carries
+the embedding, the last the final norm and the LM head. Where the embeddings are tied the first
+block carries both, so that the matrix is stored once, and the last block hands off to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from tknp.errors import InvalidValue
+from tknp.model.footprint import Footprint
+
+
+@dataclass(frozen=True)
+class Block:
+    """Layers [start, stop) and endpoints that one node holds and roots. May be empty."""
+
+    start: int
+    stop: int
+    embedding: bool = False
+    head: bool = False
+
+    @property
+    def layers(self) -> range:
+        return range(self.start, self.stop)
+
+    @property
+    def empty(self) -> bool:
+        return self.start == self.stop
+
+    def weight_bytes(self, footprint: Footprint) -> int:
+        """Bytes on one TP rank."""
+        endpoints = footprint.embedding * self.embedding + footprint.head * self.head
+        return sum(footprint.layers[self.start : self.stop]) + endpoints
+
+
+def cut(footprint: Footprint, memories: Sequence[int], *, tied: bool) -> tuple[Block, ...]:
+    """Cut the layers into one non-empty block a root, in order.
+
+    `memories`: bytes of weights plus KV on one rank of each root; only differences matter where all
+    are equal. The smallest KV budget (memory minus weights) is as large as contiguous layers
+    allow; among such cuts the budgets are as equal as possible. Raises InvalidValue when there are
+    more roots than layers.
+    """
+    layers, roots = len(footprint.layers), len(memories)
+    if not 1 <= roots <= layers:
+        raise InvalidValue(
+            "nodes", roots, f"give 1 to {layers} root nodes, one layer each at least"
+        )
+    return _cut(footprint, tuple(memories), tied)
+
+
+@lru_cache(maxsize=64)
+def _cut(footprint: Footprint, memories: tuple[int, ...], tied: bool) -> tuple[Block, ...]:
+    layers, roots = len(footprint.layers), len(memories)
+    before = [0, *accumulate(footprint.layers)]
+    extra = [0] * roots
+    extra[0] += footprint.embedding
+    extra[0 if tied else -1] += footprint.head
+
+    def budget(root: int, start: int, stop: int) -> int:
+        return memories[root] - extra[root] - (before[stop] - before[start])
+
+    # Phase 1: best[l] is the largest possible smallest budget when roots so far hold l layers.
+    unreachable = float("-inf")
+    best: list[float] = [float("inf")] + [unreachable] * layers
+    for root in range(roots):
+        best = [
+            max(
+                (min(best[a], budget(root, a, b)) for a in range(root, b)),
+                default=unreachable,
+            )
+            for b in range(layers + 1)
+        ]
+    floor = best[layers]
+    # Phase 2: among cuts that keep the floor, the least sum of squared budgets above it.
+    cost: list[tuple[float, tuple[int, ...]]] = [(0.0, (0,))]
+    cost += [(float("inf"), ())] * layers
+    for root in range(roots):
+        nxt: list[tuple[float, tuple[int, ...]]] = []
+        for b in range(layers + 1):
+            options = [
+                (cost[a][0] + (budget(root, a, b) - floor) ** 2, a)
+                for a in range(root, b)
+                if cost[a][1] and budget(root, a, b) >= floor
+            ]
+            value, a = min(options, default=(float("inf"), -1))
+            nxt.append((value, (*cost[a][1], b)) if a >= 0 else (value, ()))
+        cost = nxt
+    stops = cost[layers][1]
+    return tuple(
+        Block(
+            stops[i],
+            stops[i + 1],
+            embedding=i == 0,
+            head=i == (0 if tied else roots - 1),
+        )
+        for i in range(roots)
+    )
