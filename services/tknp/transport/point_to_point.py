@@ -1,0 +1,156 @@
+"""What every transport shares: checks, byte counts, and the collectives built of messages.
+
+Collectives are one grouped exchange each. For the few ranks of a CPU node that is one round trip,
+where a ring or tree takes several, and the sum is free to follow rank order.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tknp.errors import InvalidValue
+from tknp.layout.rank import Rank
+from tknp.transport.base import Message, Traffic, Work
+
+
+class Done:
+    """An exchange with nothing to exchange."""
+
+    def wait(self) -> None:
+        return None
+
+
+DONE = Done()
+
+
+class PointToPointTransport(ABC):
+    """Implements Transport on one primitive, `_start`."""
+
+    def __init__(self, rank: Rank, nodes: int, tp: int, timeout_s: float) -> None:
+        check_rank("rank", rank, nodes, tp)
+        if timeout_s <= 0:
+            raise InvalidValue("timeout_s", timeout_s, "must be above 0: every wait has a deadline")
+        self.rank = rank
+        self.sent_bytes = Traffic()
+        self._nodes = nodes
+        self._tp = tp
+        self._timeout_s = timeout_s
+        self._count_lock = threading.Lock()
+        self._tp_peers = [Rank(rank.node, t) for t in range(tp) if t != rank.t]
+
+    @abstractmethod
+    def _start(
+        self, sends: Sequence[Message], recvs: Sequence[Message], stream: int, operation: str
+    ) -> Work:
+        """Start an exchange of checked, non-empty messages; `operation` names it in errors."""
+
+    @abstractmethod
+    def abort(self, reason: str) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def post(self, sends: Sequence[Message], recvs: Sequence[Message], *, stream: int) -> Work:
+        outgoing = [m for m in sends if self._moves("sends", m)]
+        incoming = [m for m in recvs if self._moves("recvs", m)]
+        if not outgoing and not incoming:
+            return DONE
+        work = self._start(outgoing, incoming, stream, "exchange")
+        if outgoing:
+            with self._count_lock:
+                for peer, tensor in outgoing:
+                    if peer.node == self.rank.node:
+                        self.sent_bytes.node_local += tensor.nbytes
+                    else:
+                        self.sent_bytes.cross_node += tensor.nbytes
+        return work
+
+    def all_reduce(self, tensor: Tensor, *, stream: int) -> None:
+        if self._tp == 1 or not self._moves_collective(tensor):
+            return
+        if not tensor.is_floating_point():
+            raise InvalidValue("tensor.dtype", tensor.dtype, "sums are taken in float32")
+        self._sum_over_tp(tensor, stream)
+        self._count_collective(tensor)
+
+    def _sum_over_tp(self, tensor: Tensor, stream: int) -> None:
+        parts = [tensor if t == self.rank.t else torch.empty_like(tensor) for t in range(self._tp)]
+        sends = [(peer, tensor) for peer in self._tp_peers]
+        recvs = [(peer, parts[peer.t]) for peer in self._tp_peers]
+        self._start(sends, recvs, stream, "all_reduce").wait()
+        # In float32 `total` is part 0 itself: either scratch, or `tensor`, which no later part is.
+        total = parts[0].float()
+        for part in parts[1:]:
+            total += part
+        if total is not tensor:
+            tensor.copy_(total)
+
+    def gather(self, tensor: Tensor, widths: Sequence[int], *, stream: int) -> list[Tensor] | None:
+        if len(widths) != self._tp or widths[self.rank.t] != tensor.shape[-1]:
+            raise InvalidValue(
+                "widths", tuple(widths),
+                f"needs {self._tp} entries, {tensor.shape[-1]} for TP rank {self.rank.t}",
+            )  # fmt: skip
+        root = Rank(self.rank.node, 0)
+        if self.rank != root:
+            if self._moves_collective(tensor):
+                self._start([(root, tensor)], [], stream, "gather").wait()
+                self._count_collective(tensor)
+            return None
+        slices = [tensor] + [tensor.new_empty(*tensor.shape[:-1], w) for w in widths[1:]]
+        recvs = [(peer, slices[peer.t]) for peer in self._tp_peers if slices[peer.t].numel()]
+        if recvs:
+            self._start([], recvs, stream, "gather").wait()
+        return slices
+
+    def broadcast(self, tensor: Tensor, *, stream: int) -> None:
+        if self._tp == 1 or not self._moves_collective(tensor):
+            return
+        if self.rank.t == 0:
+            sends = [(peer, tensor) for peer in self._tp_peers]
+            self._start(sends, [], stream, "broadcast").wait()
+            self._count_collective(tensor)
+        else:
+            self._start([], [(Rank(self.rank.node, 0), tensor)], stream, "broadcast").wait()
+
+    def _moves(self, field: str, message: Message) -> bool:
+        peer, tensor = message
+        if peer == self.rank:
+            raise InvalidValue(field, str(peer), "a rank copies to itself without a transport")
+        check_rank(field, peer, self._nodes, self._tp)
+        return self._moves_collective(tensor)
+
+    @staticmethod
+    def _moves_collective(tensor: Tensor) -> bool:
+        """Whether `tensor` has bytes to move; refuses what can't be moved as one run of bytes."""
+        if not tensor.is_contiguous():
+            raise InvalidValue(
+                "tensor", f"shape {tuple(tensor.shape)}, stride {tensor.stride()}",
+                "must be contiguous; slice rows, not columns",
+            )  # fmt: skip
+        return tensor.numel() > 0
+
+    def _count_collective(self, tensor: Tensor) -> None:
+        with self._count_lock:
+            self.sent_bytes.collective += tensor.nbytes
+
+
+def check_rank(field: str, rank: Rank, nodes: int, tp: int) -> None:
+    """Raise InvalidValue naming `field` unless `rank` lies in a pool of `nodes` x `tp`."""
+    if not (0 <= rank.node < nodes and 0 <= rank.t < tp):
+        raise InvalidValue(field, str(rank), f"the pool has {nodes} nodes of {tp} ranks")
+
+
+def describe(operation: str, stream: int, sends: Sequence[Rank], recvs: Sequence[Rank]) -> str:
+    """An exchange and the peers it lacks, for errors."""
+    parts = []
+    if sends:
+        parts.append("send to " + ", ".join(map(str, sends)))
+    if recvs:
+        parts.append("receive from " + ", ".join(map(str, recvs)))
+    return f"{operation} on stream {stream}: " + "; ".join(parts)
