@@ -23,11 +23,6 @@ class NodeLoad:
         return self.pages - self.used
 
 
-def pages_for(tokens: int, page_size: int) -> int:
-    """Pages that hold `tokens`."""
-    return -(-tokens // page_size)
-
-
 def choose_owner(loads: Sequence[NodeLoad], need: int) -> int | None:
     """Node with the lowest KV load that has `need` free pages, or None: the request waits."""
     eligible = [n for n, load in enumerate(loads) if load.free >= need]
