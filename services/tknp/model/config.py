@@ -34,7 +34,8 @@ class RopeScaling:
 class ModelConfig:
     """A Llama-family decoder: RMSNorm, RoPE, GQA, SwiGLU.
 
-    `max_position` is the longest context in tokens that the checkpoint declares.
+    `max_position` is the longest context in tokens that the checkpoint declares. `rope_factors`,
+    one a rotary pair, divide the RoPE frequencies: GGUF's form of any frequency scaling.
     """
 
     vocab_size: int
@@ -48,6 +49,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    rope_factors: tuple[float, ...] | None = None
     tied_embeddings: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -66,6 +68,11 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise InvalidValue("head_dim", self.head_dim, "must be even for rotary embedding")
+        factors = self.rope_factors
+        if factors is not None and (len(factors) != self.head_dim // 2 or min(factors) <= 0):
+            raise InvalidValue(
+                "rope_factors", factors, f"must be {self.head_dim // 2} numbers above 0"
+            )
 
     @property
     def group(self) -> int:

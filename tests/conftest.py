@@ -1,0 +1,112 @@
+"""Fixtures that the whole suite shares: small random checkpoints with the real file formats."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+BYTE_TOKENS = 256
+SPECIAL_TOKENS = ("<s>", "</s>", "<unk>")
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Factory of seeded random Llama checkpoints, written by transformers itself.
+
+    `random_checkpoint(layers=3, q_heads=4, kv_heads=2, ...)` returns a directory with config.json,
+    safetensors (float32; `sharded=True` splits them under an index) and a byte-level tokenizer
+    with a chat template: ids 0..255 are bytes, then <s>, </s>, <unk>. Equal arguments share one
+    directory for the whole session, so treat it as read-only. Further keywords go to LlamaConfig.
+    """
+    made: dict[str, Path] = {}
+
+    def make(
+        *,
+        layers: int = 3,
+        q_heads: int = 4,
+        kv_heads: int = 2,
+        head_dim: int = 16,
+        hidden: int | None = None,
+        intermediate: int = 96,
+        vocab: int = 261,
+        tied: bool = False,
+        sharded: bool = False,
+        seed: int = 0,
+        std: float = 0.3,
+        max_position: int = 512,
+        **extra: Any,
+    ) -> Path:
+        values = {k: v for k, v in sorted(locals().items()) if k not in ("made", "extra")}
+        key = json.dumps([values, extra], sort_keys=True, default=str)
+        if key in made:
+            return made[key]
+
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            num_hidden_layers=layers,
+            num_attention_heads=q_heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            hidden_size=q_heads * head_dim if hidden is None else hidden,
+            intermediate_size=intermediate,
+            vocab_size=vocab,
+            tie_word_embeddings=tied,
+            max_position_embeddings=max_position,
+            bos_token_id=BYTE_TOKENS,
+            eos_token_id=BYTE_TOKENS + 1,
+            rms_norm_eps=1e-5,
+            dtype="float32",
+            **extra,
+        )
+        model = LlamaForCausalLM(config)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, std, generator=generator)
+                else:  # a norm
+                    parameter.normal_(1.0, 0.1, generator=generator)
+        path = tmp_path_factory.mktemp("checkpoint")
+        model.save_pretrained(path, max_shard_size="64KB" if sharded else "5GB")
+        if vocab >= BYTE_TOKENS + len(SPECIAL_TOKENS):
+            _byte_tokenizer().save_pretrained(path)
+        made[key] = path
+        return path
+
+    return make
+
+
+def _byte_tokenizer() -> Any:
+    """A tokenizer whose ids 0..255 are the bytes in their order, without merges."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = bytes_to_unicode()
+    vocab = {letters[byte]: byte for byte in range(BYTE_TOKENS)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    bos, eos, unknown = SPECIAL_TOKENS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=bos,
+        eos_token=eos,
+        unk_token=unknown,
+        chat_template=CHAT_TEMPLATE,
+    )
