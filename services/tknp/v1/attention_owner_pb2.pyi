@@ -228,6 +228,7 @@ class TransferRequest(_message.Message):
     WRITER_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
     COMPATIBILITY_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     writer: _builtins.str
     """unique a prefill process"""
@@ -238,6 +239,10 @@ class TransferRequest(_message.Message):
     def compatibility(self) -> _common_pb2.Compatibility:
         """on Begin: refused unless it fits"""
 
+    @_builtins.property
+    def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """from the owner's TP rank 0 to its other ranks"""
+
     def __init__(
         self,
         *,
@@ -246,10 +251,11 @@ class TransferRequest(_message.Message):
         writer: _builtins.str = ...,
         lease_s: _builtins.float = ...,
         compatibility: _common_pb2.Compatibility | None = ...,
+        pages: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "epoch", b"epoch", "key", b"key", "lease_s", b"lease_s", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "epoch", b"epoch", "key", b"key", "lease_s", b"lease_s", "pages", b"pages", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

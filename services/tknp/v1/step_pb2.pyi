@@ -71,6 +71,7 @@ class Admit(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     GENERATED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    GENERATED_COUNT_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     owner: _builtins.int
@@ -80,16 +81,17 @@ class Admit(_message.Message):
     token: _builtins.int
     """sampled by prefill"""
     prompt_token_ids: _builtins.bytes
-    """for penalties only, packed little-endian uint32"""
+    """For penalties only, else empty; packed little-endian uint32. Generated ids end with `token`."""
     generated_token_ids: _builtins.bytes
-    """sampled before this admission, `token` included"""
+    generated_count: _builtins.int
+    """tokens generated before this admission, `token` included"""
     @_builtins.property
     def key(self) -> _common_pb2.RequestKey: ...
     @_builtins.property
     def sampling(self) -> _common_pb2.Sampling: ...
     @_builtins.property
     def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """filled in by the owner's TP rank 0 for its other ranks"""
+        """filled in by the owner's TP rank 0"""
 
     def __init__(
         self,
@@ -102,11 +104,12 @@ class Admit(_message.Message):
         sampling: _common_pb2.Sampling | None = ...,
         prompt_token_ids: _builtins.bytes = ...,
         generated_token_ids: _builtins.bytes = ...,
+        generated_count: _builtins.int = ...,
         pages: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_token_ids", b"generated_token_ids", "key", b"key", "owner", b"owner", "pages", b"pages", "position", b"position", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "slot", b"slot", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_count", b"generated_count", "generated_token_ids", b"generated_token_ids", "key", b"key", "owner", b"owner", "pages", b"pages", "position", b"position", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "slot", b"slot", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,1 @@
+"""What every service's gRPC has in common: status codes, channels, servers, conversions."""

@@ -1,0 +1,68 @@
+"""Servers and channels with the options that every service uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from tknp.errors import Unavailable
+from tknp.rpc.status import ErrorInterceptor
+
+MAX_MESSAGE_BYTES = 64 << 20
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+_SERVER_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+]
+
+
+def connect(address: str) -> aio.Channel:
+    """A channel to `address`; it connects on first use and again after a loss."""
+    return aio.insecure_channel(address, options=_OPTIONS)
+
+
+class Server:
+    """A gRPC server with health and reflection, on one address.
+
+    Services are added before `start`. Health starts as NOT_SERVING.
+    """
+
+    def __init__(self, address: str, names: Sequence[str]) -> None:
+        self.address = address
+        self.grpc = aio.server(options=_SERVER_OPTIONS, interceptors=[ErrorInterceptor()])
+        self._names = ("", *names)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        reflected = (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(reflected, self.grpc)
+
+    async def start(self) -> None:
+        """Open the port. Raises Unavailable when it is taken."""
+        await self.ready(False)
+        try:
+            self.grpc.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {self.address}: is the port taken?") from error
+        await self.grpc.start()
+
+    async def ready(self, serving: bool) -> None:
+        """Tell health watchers whether this process serves."""
+        status = health_pb2.HealthCheckResponse
+        for name in self._names:
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    async def stop(self, grace_s: float = 0.5) -> None:
+        """Refuse new calls, give open ones `grace_s`, close."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(grace_s)

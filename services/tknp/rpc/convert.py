@@ -1,0 +1,136 @@
+"""Between messages on the wire and the values that services work with."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+from tknp.engine.batch import Admit, Delta
+from tknp.errors import InvalidValue
+from tknp.kv.holding import Key
+from tknp.sampling.params import SamplingParams
+from tknp.v1 import common_pb2, step_pb2
+
+ID_BYTES = 4
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Token ids -> little-endian uint32."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(field: str, data: bytes) -> list[int]:
+    """Inverse of `pack_ids`; raises InvalidValue naming `field`."""
+    if len(data) % ID_BYTES:
+        raise InvalidValue(field, f"{len(data)} bytes", "pack ids as little-endian uint32")
+    ids = array("I", data)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tolist()
+
+
+def key_to(key: Key) -> common_pb2.RequestKey:
+    return common_pb2.RequestKey(request_id=key.request_id, attempt=key.attempt)
+
+
+def key_from(message: common_pb2.RequestKey) -> Key:
+    if not message.request_id:
+        raise InvalidValue("key.request_id", "", "must not be empty")
+    return Key(message.request_id, message.attempt)
+
+
+def sampling_to(params: SamplingParams) -> common_pb2.Sampling:
+    return common_pb2.Sampling(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        seed=params.seed,
+        logprobs=params.logprobs,
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=params.stop_token_ids,
+    )
+
+
+def sampling_from(message: common_pb2.Sampling, *, seed: int, max_tokens: int) -> SamplingParams:
+    """`seed` and `max_tokens` stand in where the message leaves them unset. Not validated."""
+
+    def given(name: str, otherwise: float) -> float:
+        return float(getattr(message, name)) if message.HasField(name) else otherwise
+
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=given("top_p", 1.0),
+        min_p=message.min_p,
+        repetition_penalty=given("repetition_penalty", 1.0),
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        seed=message.seed if message.HasField("seed") else seed,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else max_tokens,
+        min_tokens=message.min_tokens,
+        ignore_eos=message.ignore_eos,
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def admit_to(admit: Admit) -> step_pb2.Admit:
+    return step_pb2.Admit(
+        slot=admit.slot,
+        key=key_to(admit.key),
+        owner=admit.owner,
+        position=admit.position,
+        token=admit.token,
+        sampling=sampling_to(admit.sampling),
+        prompt_token_ids=pack_ids(admit.prompt),
+        generated_token_ids=pack_ids(admit.generated),
+        generated_count=admit.generated_count,
+        pages=admit.pages,
+    )
+
+
+def admit_from(message: step_pb2.Admit) -> Admit:
+    return Admit(
+        slot=message.slot,
+        key=key_from(message.key),
+        owner=message.owner,
+        position=message.position,
+        token=message.token,
+        sampling=sampling_from(message.sampling, seed=0, max_tokens=1),
+        prompt=tuple(unpack_ids("prompt_token_ids", message.prompt_token_ids)),
+        generated=tuple(unpack_ids("generated_token_ids", message.generated_token_ids)),
+        generated_count=message.generated_count,
+        pages=tuple(message.pages),
+    )
+
+
+def delta_to(delta: Delta) -> step_pb2.Step:
+    return step_pb2.Step(
+        epoch=delta.epoch,
+        stream=delta.stream,
+        step=delta.step,
+        ends=delta.ends,
+        admits=[admit_to(a) for a in delta.admits],
+    )
+
+
+def delta_from(message: step_pb2.Step) -> Delta:
+    return Delta(
+        epoch=message.epoch,
+        stream=message.stream,
+        step=message.step,
+        ends=tuple(message.ends),
+        admits=tuple(admit_from(a) for a in message.admits),
+    )
