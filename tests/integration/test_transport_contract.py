@@ -8,16 +8,23 @@ test is also a new epoch in an old process.
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import torch
 from tknp.errors import DeadlineExceeded, InvalidValue, Unavailable
 from tknp.layout.rank import Rank
 from tknp.transport.base import Transport
+from tknp.transport.distributed import connect
 from tknp.transport.local import LocalHub
 
 TIMEOUT_S = 30.0
@@ -233,6 +240,11 @@ def find_rank_0_lost(wire: Transport) -> None:
         wire.post([], [(Rank(0, 0), torch.zeros(3))], stream=0).wait()
 
 
+def find_rank_2_lost(wire: Transport) -> None:
+    with pytest.raises(Unavailable, match=r"\(2, 0\)"):
+        wire.post([], [(Rank(2, 0), torch.zeros(3))], stream=0).wait()
+
+
 def abort_while_waiting(wire: Transport) -> None:
     about_to_wait = threading.Event()
 
@@ -301,40 +313,183 @@ class ThreadPool:
         self.threads.shutdown()
 
 
-Connect = Callable[..., Pool]
+class Worker:
+    """A process that runs cases on its ranks; see `serve`."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def ask(self, **command: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"worker ended with {self.process.wait()}"
+        failure = json.loads(line)["failure"]
+        assert failure is None, failure
+
+    def end(self) -> None:
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self.process.wait()
 
 
-@pytest.fixture(params=["local"])
-def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+class ProcessPool:
+    epochs = itertools.count(1)
+
+    def __init__(
+        self, workers: list[Worker], kind: str, store: str, nodes: int, tp: int, timeout_s: float
+    ) -> None:
+        self.epoch = next(self.epochs)
+        self.workers = workers
+        for i, worker in enumerate(workers):
+            worker.ask(
+                do="connect", kind=kind, store=store, epoch=self.epoch,
+                rank=i, nodes=nodes, tp=tp, timeout_s=timeout_s,
+            )  # fmt: skip
+        self.gather(range(WORKERS))
+
+    def start(self, case: Callable[[Transport], None], ranks: range) -> None:
+        for i in ranks:
+            self.workers[i].ask(do="run", case=case.__name__, epoch=self.epoch)
+
+    def gather(self, ranks: range) -> None:
+        """Take every worker's answer, then raise the first failure."""
+        failures = []
+        for i in ranks:
+            try:
+                self.workers[i].answer()
+            except AssertionError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def run(self, case: Callable[[Transport], None], ranks: range = range(WORKERS)) -> None:
+        self.start(case, ranks)
+        self.gather(ranks)
+
+    def close(self) -> None:
+        living = [w for w in self.workers if w.process.poll() is None]
+        for worker in living:
+            worker.ask(do="close", epoch=self.epoch)
+        for worker in living:
+            worker.answer()
+
+
+def serve() -> None:
+    """A worker's life: one JSON command a line on stdin, one answer a line on stdout."""
+    wires: dict[int, Transport] = {}
+    for line in sys.stdin:
+        command = json.loads(line)
+        failure = None
+        try:
+            obey(command, wires)
+        except BaseException:
+            failure = traceback.format_exc()
+        print(json.dumps({"failure": failure}), flush=True)
+
+
+def obey(command: dict[str, Any], wires: dict[int, Transport]) -> None:
+    epoch = command["epoch"]
+    if command["do"] == "connect":
+        wires[epoch] = connect(
+            Rank.from_index(command["rank"], command["tp"]),
+            command["nodes"],
+            command["tp"],
+            backend="gloo",
+            store_address=command["store"],
+            epoch=epoch,
+            timeout_s=command["timeout_s"],
+            rendezvous_timeout_s=TIMEOUT_S,
+            device=torch.device("cpu"),
+            interface="lo",
+        )
+    elif command["do"] == "run":
+        globals()[command["case"]](wires[epoch])
+    else:
+        wires.pop(epoch).close()
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    made: list[Worker] = []
+    yield made
+    for worker in made:
+        worker.end()
+
+
+@pytest.fixture(scope="module")
+def store() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+Connect = Callable[..., Any]
+
+
+@pytest.fixture(params=["local", "gloo"])
+def pool(request: pytest.FixtureRequest, workers: list[Worker], store: str) -> Iterator[Connect]:
     """Make pools of the implementation under test; they are closed with the test."""
     pools: list[Pool] = []
 
     def make(nodes: int, tp: int, timeout_s: float = TIMEOUT_S) -> Pool:
-        pools.append(ThreadPool(nodes, tp, timeout_s))
+        if request.param == "local":
+            pools.append(ThreadPool(nodes, tp, timeout_s))
+            return pools[-1]
+        for i in range(WORKERS):
+            if len(workers) <= i:
+                workers.append(Worker())
+            elif workers[i].process.poll() is not None:
+                workers[i].end()
+                workers[i] = Worker()
+        pools.append(ProcessPool(workers, request.param, store, nodes, tp, timeout_s))
         return pools[-1]
 
     yield make
-    for pool in pools:
-        pool.close()
+    for made in pools:
+        made.close()
 
 
 @pytest.mark.parametrize("case", BETWEEN_NODES, ids=lambda case: case.__name__)
-def test_between_nodes(connect: Connect, case: Callable[[Transport], None]) -> None:
-    connect(3, 1).run(case)
+def test_between_nodes(pool: Connect, case: Callable[[Transport], None]) -> None:
+    pool(3, 1).run(case)
 
 
 @pytest.mark.parametrize("case", WITHIN_A_NODE, ids=lambda case: case.__name__)
-def test_within_a_node(connect: Connect, case: Callable[[Transport], None]) -> None:
-    connect(1, 3).run(case)
+def test_within_a_node(pool: Connect, case: Callable[[Transport], None]) -> None:
+    pool(1, 3).run(case)
 
 
-def test_a_silent_peer_ends_in_the_deadline(connect: Connect) -> None:
-    pool = connect(3, 1, timeout_s=0.5)
-    pool.run(wait_for_silence, range(1))
-    pool.run(find_rank_0_lost, range(1, 3))
+def test_a_silent_peer_ends_in_the_deadline(pool: Connect) -> None:
+    ranks = pool(3, 1, timeout_s=0.5)
+    ranks.run(wait_for_silence, range(1))
+    ranks.run(find_rank_0_lost, range(1, 3))
 
 
-def test_abort_wakes_waiters_and_peers(connect: Connect) -> None:
-    pool = connect(3, 1)
-    pool.run(abort_while_waiting, range(1))
-    pool.run(find_rank_0_lost, range(1, 3))
+def test_abort_wakes_waiters_and_peers(pool: Connect) -> None:
+    ranks = pool(3, 1)
+    ranks.run(abort_while_waiting, range(1))
+    ranks.run(find_rank_0_lost, range(1, 3))
+
+
+@pytest.mark.parametrize("pool", ["gloo"], indirect=True)
+def test_a_killed_peer_is_noticed(pool: Connect) -> None:
+    ranks = pool(3, 1)
+    ranks.start(find_rank_2_lost, range(2))
+    ranks.workers[2].process.kill()
+    ranks.gather(range(2))
+
+
+if __name__ == "__main__":
+    serve()
