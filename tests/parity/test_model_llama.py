@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf.constants import MODEL_ARCH
+from gguf.tensor_mapping import get_tensor_name_map
 from tknp.model.checkpoint import Checkpoint, open_checkpoint
 from tknp.model.config import ModelConfig
 from tknp.model.dense import TorchDense
@@ -14,7 +16,10 @@ from tknp.model.rope import apply_rope, rope_table
 from tknp.model.shard import Shard, legal_tp
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.integrations.gguf.dequant import dequantize
+from transformers.integrations.gguf.reader import GgufHeader, load_gguf_state_dict
+from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -142,12 +147,37 @@ def test_smollm2_equals_transformers() -> None:
 
 
 def _gguf_oracle(path: Path) -> LlamaForCausalLM:
-    """The model as transformers reads it from GGUF; from_pretrained would need accelerate."""
-    raw = load_gguf_checkpoint(str(path))["config"]
-    model = LlamaForCausalLM(LlamaConfig(**raw))
-    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    assert set(missing) <= {"lm_head.weight"}
-    assert not unexpected
-    model.tie_weights()
+    """The published model, with the GGUF read and dequantized by transformers' own code."""
+    config = LlamaConfig(
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        vocab_size=49_152,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    header = GgufHeader.from_file(str(path))
+    shapes = {info.name: info.shape for info in header.tensors}
+    unpermute = LlamaTensorProcessor(config.to_dict())
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    stored = {
+        names.get_name(name.removesuffix(".weight")): name
+        for name in model.state_dict()
+        if name != "lm_head.weight"
+    }
+    state = {}
+    for name, lazy in load_gguf_state_dict(header).items():
+        values = lazy[...]
+        if values.dtype == torch.uint8:
+            values = dequantize(values.flatten(), lazy.ggml_type).reshape(shapes[name])
+        values = torch.from_numpy(unpermute.process(values.numpy(), name).weights.copy())
+        state[stored[name.removesuffix(".weight")]] = values
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, assign=True)
+    model.model.rotary_emb = LlamaRotaryEmbedding(config)
     return model.eval()

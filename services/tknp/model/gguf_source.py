@@ -11,7 +11,6 @@ Differences from Hugging Face's files that are undone here:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,35 +18,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH, GGMLQuantizationType
+from gguf.tensor_mapping import get_tensor_name_map
 
 from tknp.errors import CheckpointError, InvalidValue
 from tknp.model.config import ModelConfig
 from tknp.model.gguf_header import GgufHeader, read_gguf_header
-from tknp.model.source import EMBEDDING, FINAL_NORM, LM_HEAD, TensorHeader
+from tknp.model.source import LM_HEAD, TensorHeader, tensor_shapes
 
 if TYPE_CHECKING:
     import torch
 
 ROPE_FACTORS = "rope_freqs.weight"
-_NAMES = {
-    EMBEDDING: "token_embd.weight",
-    FINAL_NORM: "output_norm.weight",
-    LM_HEAD: "output.weight",
-}
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_CANONICAL = {stored: name for name, stored in _NAMES.items()}
-_CANONICAL_LAYER = {stored: name for name, stored in _LAYER_NAMES.items()}
+_EMBEDDING, _LM_HEAD = "token_embd.weight", "output.weight"
 _PERMUTED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _T = TypeVar("_T", int, float, str)
@@ -61,6 +44,11 @@ class GgufSource:
         self._header = read_gguf_header(path)
         self._map: np.memmap[Any, np.dtype[np.uint8]] | None = None
         self._config = self._read_config()
+        names = get_tensor_name_map(MODEL_ARCH.LLAMA, self._config.layers)
+        self._stored = {
+            name: f"{names.get_name(name.removesuffix('.weight'))}.weight"
+            for name in [*tensor_shapes(self._config), LM_HEAD]
+        }
 
     @property
     def config(self) -> ModelConfig:
@@ -68,8 +56,9 @@ class GgufSource:
 
     @cached_property
     def headers(self) -> Mapping[str, TensorHeader]:
+        canonical = {stored: name for name, stored in self._stored.items()}
         return {
-            canonical_name(t.name): TensorHeader(
+            canonical.get(t.name, t.name): TensorHeader(
                 stored_name=t.name,
                 file=self._path.name,
                 shape=t.shape,
@@ -86,15 +75,15 @@ class GgufSource:
         return {self._path.name: self._header.size_bytes}
 
     def expected_name(self, name: str) -> str:
-        return stored_name(name)
+        return self._stored[name]
 
     def read(self, name: str, rows: range, columns: range | None) -> torch.Tensor:
         import torch  # header checks do without it
 
-        values = self._dequantize(stored_name(name), rows, columns)
+        values = self._dequantize(self._stored[name], rows, columns)
         if name.endswith(_PERMUTED):
             values = _unpermute(values, self._config.head_dim)
-        return torch.from_numpy(np.require(values, requirements="CW"))
+        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
     def close(self) -> None:
         self._map = None
@@ -127,9 +116,9 @@ class GgufSource:
         family = header.metadata.get("general.architecture")
         if family != "llama":
             raise CheckpointError(f"{file}: general.architecture={family!r}; expected 'llama'")
-        embedding = header.tensors.get(_NAMES[EMBEDDING])
+        embedding = header.tensors.get(_EMBEDDING)
         if embedding is None:
-            raise CheckpointError(f"{file}: tensor {_NAMES[EMBEDDING]} is missing")
+            raise CheckpointError(f"{file}: tensor {_EMBEDDING} is missing")
         _refuse_other_mathematics(file, header)
         hidden = _get(file, header, "llama.embedding_length", int)
         heads = _get(file, header, "llama.attention.head_count", int)
@@ -155,7 +144,7 @@ class GgufSource:
                 norm_eps=_get(file, header, "llama.attention.layer_norm_rms_epsilon", float),
                 rope_theta=_get(file, header, "llama.rope.freq_base", float, 10_000.0),
                 rope_factors=self._rope_factors(head_dim),
-                tied_embeddings=_NAMES[LM_HEAD] not in header.tensors,
+                tied_embeddings=_LM_HEAD not in header.tensors,
                 bos_id=bos if isinstance(bos, int) else None,
                 eos_ids=tuple(dict.fromkeys(i for i in eos if isinstance(i, int))),
             )
@@ -176,23 +165,6 @@ class GgufSource:
         factors = self._dequantize(ROPE_FACTORS, range(head_dim // 2), None)
         self.close()
         return tuple(float(factor) for factor in factors)
-
-
-def stored_name(name: str) -> str:
-    """GGUF's name of a tensor with a canonical name; other names stay."""
-    if match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name):
-        layer, place = match.groups()
-        return f"blk.{layer}.{_LAYER_NAMES[place]}.weight"
-    return _NAMES.get(name, name)
-
-
-def canonical_name(stored: str) -> str:
-    """Inverse of `stored_name`."""
-    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", stored):
-        layer, place = match.groups()
-        if place in _CANONICAL_LAYER:
-            return f"model.layers.{layer}.{_CANONICAL_LAYER[place]}.weight"
-    return _CANONICAL.get(stored, stored)
 
 
 @cache
