@@ -79,7 +79,7 @@ def _cut(footprint: Footprint, memories: tuple[int, ...], tied: bool) -> tuple[B
         ]
     floor = best[layers]
     # Phase 2: among cuts that keep the floor, the least sum of squared budgets above it.
-    cost: list[tuple[float, tuple[int, ...]]] = [(0.0, (0,))]
+    cost: list[tuple[float, tuple[int, ...]]] = [(0, (0,))]  # exact: squares exceed 2**53
     cost += [(float("inf"), ())] * layers
     for root in range(roots):
         nxt: list[tuple[float, tuple[int, ...]]] = []

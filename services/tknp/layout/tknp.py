@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+from tknp.errors import InvalidValue
 from tknp.layout.layout import Layout
 from tknp.layout.program import Kind, Op, Program, Transfer
 from tknp.layout.rank import Rank
@@ -28,8 +29,15 @@ LOGIT_BYTES = 4
 def derive(layout: Layout, rows: Sequence[int], rank: Rank) -> Program:
     """Program of `rank` for a step in which node g owns `rows[g]` rows.
 
-    Ranks that derive from equal arguments agree on every transfer and its order.
+    Ranks that derive from equal arguments agree on every transfer and its order. Raises
+    InvalidValue when a node that is no owner has rows.
     """
+    if len(rows) != layout.nodes or any(
+        count < 0 or (count and node not in layout.owners) for node, count in enumerate(rows)
+    ):
+        raise InvalidValue(
+            "rows", tuple(rows), f"give one count a node, rows at owners {layout.owners} alone"
+        )
     batch = sum(rows)
     return tuple(_operations(layout, rows, rank)) if batch else ()
 
