@@ -23,8 +23,8 @@ import pytest
 import torch
 from tknp.errors import DeadlineExceeded, InvalidValue, Unavailable
 from tknp.layout.rank import Rank
+from tknp.transport import distributed, shared_memory
 from tknp.transport.base import Transport
-from tknp.transport.distributed import connect
 from tknp.transport.local import LocalHub
 
 TIMEOUT_S = 30.0
@@ -403,18 +403,25 @@ def serve() -> None:
 def obey(command: dict[str, Any], wires: dict[int, Transport]) -> None:
     epoch = command["epoch"]
     if command["do"] == "connect":
-        wires[epoch] = connect(
-            Rank.from_index(command["rank"], command["tp"]),
-            command["nodes"],
-            command["tp"],
-            backend="gloo",
-            store_address=command["store"],
-            epoch=epoch,
-            timeout_s=command["timeout_s"],
-            rendezvous_timeout_s=TIMEOUT_S,
-            device=torch.device("cpu"),
-            interface="lo",
-        )
+        rank = Rank.from_index(command["rank"], command["tp"])
+        pool = (rank, command["nodes"], command["tp"])
+        common = {
+            "epoch": epoch,
+            "timeout_s": command["timeout_s"],
+            "rendezvous_timeout_s": TIMEOUT_S,
+        }
+        if command["kind"] == "gloo":
+            wires[epoch] = distributed.connect(
+                *pool,
+                backend="gloo",
+                store_address=command["store"],
+                device=torch.device("cpu"),
+                interface="lo",
+                **common,
+            )
+        else:
+            name = command["store"].replace(":", "-").replace(".", "-")
+            wires[epoch] = shared_memory.connect(*pool, pool=name, streams=6, **common)
     elif command["do"] == "run":
         globals()[command["case"]](wires[epoch])
     else:
@@ -438,7 +445,7 @@ def store() -> str:
 Connect = Callable[..., Any]
 
 
-@pytest.fixture(params=["local", "gloo"])
+@pytest.fixture(params=["local", "gloo", "shared_memory"])
 def pool(request: pytest.FixtureRequest, workers: list[Worker], store: str) -> Iterator[Connect]:
     """Make pools of the implementation under test; they are closed with the test."""
     pools: list[Pool] = []
@@ -483,7 +490,7 @@ def test_abort_wakes_waiters_and_peers(pool: Connect) -> None:
     ranks.run(find_rank_0_lost, range(1, 3))
 
 
-@pytest.mark.parametrize("pool", ["gloo"], indirect=True)
+@pytest.mark.parametrize("pool", ["gloo", "shared_memory"], indirect=True)
 def test_a_killed_peer_is_noticed(pool: Connect) -> None:
     ranks = pool(3, 1)
     ranks.start(find_rank_2_lost, range(2))
