@@ -1,0 +1,134 @@
+"""Layer blocks: coverage, balance against brute force, endpoints."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tknp.errors import InvalidValue
+from tknp.layout.blocks import Block, cut
+from tknp.model.footprint import Footprint, footprint
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Footprint, list[int], bool]:
+    """Up to 8 layers of unequal size on up to 5 roots of equal or unequal memory."""
+    roots = draw(st.integers(1, 5))
+    layers = draw(st.lists(st.integers(1, 30), min_size=roots, max_size=8))
+    weights = Footprint(tuple(layers), draw(st.integers(0, 60)), draw(st.integers(0, 60)))
+    if draw(st.booleans()):
+        memories = [draw(st.integers(0, 200))] * roots
+    else:
+        memories = draw(st.lists(st.integers(0, 200), min_size=roots, max_size=roots))
+    return weights, memories, draw(st.booleans())
+
+
+def _budgets(weights: Footprint, memories: list[int], blocks: tuple[Block, ...]) -> list[int]:
+    return [m - b.weight_bytes(weights) for m, b in zip(memories, blocks, strict=True)]
+
+
+def _quality(budgets: list[int]) -> tuple[int, int]:
+    """Higher is better: the floor, then how equal the budgets are above it."""
+    floor = min(budgets)
+    return floor, -sum((budget - floor) ** 2 for budget in budgets)
+
+
+def _every_cut(layers: int, roots: int, *, tied: bool) -> list[tuple[Block, ...]]:
+    return [
+        tuple(
+            Block(start, stop, embedding=i == 0, head=i == (0 if tied else roots - 1))
+            for i, (start, stop) in enumerate(pairwise((0, *inner, layers)))
+        )
+        for inner in combinations(range(1, layers), roots - 1)
+    ]
+
+
+@given(problems())
+def test_cut_is_as_good_as_the_best_of_all_cuts(
+    problem: tuple[Footprint, list[int], bool],
+) -> None:
+    weights, memories, tied = problem
+    every = _every_cut(len(weights.layers), len(memories), tied=tied)
+    chosen = cut(weights, memories, tied=tied)
+    assert chosen in every
+    best = max(_quality(_budgets(weights, memories, blocks)) for blocks in every)
+    assert _quality(_budgets(weights, memories, chosen)) == best
+
+
+@given(problems())
+def test_blocks_hold_every_layer_once_in_order(
+    problem: tuple[Footprint, list[int], bool],
+) -> None:
+    weights, memories, tied = problem
+    blocks = cut(weights, memories, tied=tied)
+    assert [layer for b in blocks for layer in b.layers] == list(range(len(weights.layers)))
+    assert not any(b.empty for b in blocks)
+    assert [b.embedding for b in blocks] == [True, *[False] * (len(blocks) - 1)]
+    assert sum(b.head for b in blocks) == 1
+    assert blocks[0 if tied else -1].head
+    assert sum(b.weight_bytes(weights) for b in blocks) == weights.total
+
+
+@settings(max_examples=50)
+@given(layers=st.integers(1, 40), data=st.data())
+def test_equal_layers_without_endpoints_differ_by_one_layer_at_most(
+    layers: int, data: st.DataObject
+) -> None:
+    roots = data.draw(st.integers(1, layers))
+    sizes = [len(b.layers) for b in cut(Footprint((7,) * layers, 0, 0), [500] * roots, tied=False)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(problems(), st.integers(-500, 500))
+def test_only_differences_of_memory_matter(
+    problem: tuple[Footprint, list[int], bool], more: int
+) -> None:
+    weights, memories, tied = problem
+    assert cut(weights, [m + more for m in memories], tied=tied) == cut(
+        weights, memories, tied=tied
+    )
+
+
+def test_root_with_more_memory_takes_more_layers() -> None:
+    blocks = cut(Footprint((10,) * 8, 0, 0), [100, 140], tied=False)
+    assert [len(b.layers) for b in blocks] == [2, 6]
+
+
+def test_tied_first_block_of_smollm2_carries_the_matrix_and_fewer_layers(smollm2: Any) -> None:
+    """The embedding is a fifth of SmolLM2's bytes: 11 layers and 19."""
+    first, second = cut(footprint(smollm2, "bfloat16"), [10**9, 10**9], tied=True)
+    assert first == Block(0, 11, embedding=True, head=True)
+    assert second == Block(11, 30)
+
+
+def test_untied_endpoints_of_llama_405b_shorten_the_outer_blocks(llama_405b: Any) -> None:
+    weights = footprint(llama_405b, "bfloat16", 8)
+    blocks = cut(weights, [80 * 10**9] * 4, tied=False)
+    sizes = [len(b.layers) for b in blocks]
+    assert sum(sizes) == 126
+    assert max(sizes[0], sizes[3]) < min(sizes[1], sizes[2])
+    budgets = _budgets(weights, [80 * 10**9] * 4, blocks)
+    assert max(budgets) - min(budgets) <= weights.layers[0]
+
+
+def test_exact_where_squares_exceed_the_precision_of_floats() -> None:
+    """The first root sets the floor; (6u, 6u) beats (6u + 1, 6u - 1) by 2 in 72 * 10**24."""
+    u = 10**12
+    chosen = cut(Footprint((u, 3 * u, 1, 3 * u), 0, 0), [u, 9 * u + 1, 9 * u], tied=False)
+    assert [b.stop for b in chosen] == [1, 3, 4]
+
+
+@pytest.mark.parametrize("roots", [0, 4])
+def test_more_roots_than_layers_or_none_are_refused(roots: int) -> None:
+    with pytest.raises(InvalidValue, match="give 1 to 3 root nodes") as error:
+        cut(Footprint((1, 1, 1), 0, 0), [9] * roots, tied=False)
+    assert (error.value.field, error.value.value) == ("nodes", roots)
+
+
+def test_empty_block_holds_nothing() -> None:
+    block = Block(0, 0)
+    assert block.empty
+    assert block.weight_bytes(Footprint((5, 5), 3, 3)) == 0
