@@ -224,9 +224,10 @@ class PagePool:
         shared = [page for page, n in places.items() if n > 1]
         foreign = [page for page in places if page not in expected]
         if lost or shared or foreign or sum(self.counts().values()) != len(expected):
+            counts = ", ".join(f"{state} {n}" for state, n in self.counts().items())
             raise ProtocolError(
                 f"page pool is inconsistent: lost pages {lost}, pages held twice {shared}, "
-                f"pages that don't exist {foreign}, counts {self.counts()} of {len(expected)}"
+                f"pages that don't exist {foreign}, counts {counts} of {len(expected)}"
             )
 
     def _take(self, tokens: int, count: int, after: int | None = None) -> list[int]:
