@@ -1,0 +1,170 @@
+"""Options that several commands share, and the environment variable of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import click
+
+from tknp.config import KvTransfer, parse_bytes
+from tknp.model.config import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from tknp.v1.common_pb2 import Sampling
+
+F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[F], F]
+
+
+class Count(click.IntRange):
+    """A whole number of at least one."""
+
+    name = "n"
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+
+POSITIVE = Count()
+
+
+class Unsigned(click.ParamType[int]):
+    """A whole number that fits `bits` unsigned bits, as protobuf will carry it."""
+
+    name = "n"
+
+    def __init__(self, bits: int) -> None:
+        self._largest = 2**bits - 1
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number: int = click.INT.convert(value, param, ctx)
+        if not 0 <= number <= self._largest:
+            self.fail(f"{number} is not in 0..{self._largest}", param, ctx)
+        return number
+
+
+UINT32, UINT64 = Unsigned(32), Unsigned(64)
+
+
+class Bytes(click.ParamType[int]):
+    """A size such as 512MiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return parse_bytes(param.human_readable_name if param else "size", value)
+
+
+class TokenIds(click.ParamType[tuple[int, ...]]):
+    """Token ids separated by commas."""
+
+    name = "ids"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(UINT32.convert(part.strip(), param, ctx) for part in value.split(","))
+        except click.BadParameter as error:
+            self.fail(f"{value!r}: write token ids as 1,2,3: {error.message}", param, ctx)
+
+
+def variable(flag: str) -> str:
+    """The environment variable of a flag: --kv-memory -> TKNP_KV_MEMORY."""
+    return "TKNP_" + flag.removeprefix("--").replace("-", "_").upper()
+
+
+def option(flag: str, *names: str, **settings: Any) -> Callable[[F], F]:
+    """A click option that is also read from the environment."""
+    return click.option(flag, *names, envvar=variable(flag), show_envvar=True, **settings)
+
+
+def combined(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Apply `decorators` so that help lists them in the order given."""
+
+    def apply(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return apply
+
+
+# Flags that override the field of PoolConfig named like them (or in `name`).
+_POOL_SETTINGS: dict[str, dict[str, Any]] = {
+    "--dtype": {"type": click.Choice(list(ITEM_BYTES)), "help": "Of weights and KV cache."},
+    "--device": {"type": click.Choice(["cpu", "cuda"]), "help": "Where ranks compute."},
+    "--kv-memory": {"type": Bytes(), "name": "kv_memory_bytes", "help": "KV cache a rank."},
+    "--max-model-len": {"type": POSITIVE, "help": "Prompt plus output of a request, in tokens."},
+    "--page-size": {"type": POSITIVE, "help": "Tokens in a KV page."},
+    "--kv-transfer": {"type": click.Choice(get_args(KvTransfer)), "help": "How prefill sends KV."},
+    "--prefill-chunk": {"type": POSITIVE, "help": "Prompt tokens computed at once."},
+    "--max-batch": {"type": POSITIVE, "help": "Requests in the running batch."},
+    "--max-queue": {"type": POSITIVE, "help": "Requests that may wait for pages."},
+    "--timeout-s": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "Longest wait for a peer on the data plane.",
+    },
+    "--lease-s": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "Life of a reservation whose other side is silent.",
+    },
+    "--epoch": {"type": POSITIVE, "help": "Number of this membership of the pool."},
+    "--interface": {"help": "Network interface of the data plane."},
+}
+# Resolved once by the process that writes a pool file; its children read that file alone.
+POOL_VARIABLES = frozenset(
+    variable(flag)
+    for flag in ("--pool", "--model", "--node", "--replica", "--rank", *_POOL_SETTINGS)
+)
+
+
+def pool_settings(function: F) -> F:
+    """Settings of PoolConfig, absent (None) unless given by flag or environment."""
+    options = []
+    for flag, settings in _POOL_SETTINGS.items():
+        names = [settings["name"]] if "name" in settings else []
+        rest = {key: value for key, value in settings.items() if key != "name"}
+        options.append(option(flag, *names, **rest))
+    return combined(*options)(function)
+
+
+def target_option(function: F) -> F:
+    return option(
+        "--target", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT",
+        help="Coordinator or gateway to talk to.",
+    )(function)  # fmt: skip
+
+
+SAMPLING = (
+    click.option("--max-tokens", type=UINT32, help="Longest answer; unset: up to the context."),
+    click.option("--min-tokens", type=UINT32, help="Shortest answer."),
+    click.option("--temperature", type=float, help="0, the default, is greedy."),
+    click.option("--top-p", type=float, help="Nucleus: smallest set with this probability."),
+    click.option("--top-k", type=UINT32, help="Most likely tokens kept; 0: off."),
+    click.option("--min-p", type=float, help="Least probability relative to the likeliest."),
+    click.option("--seed", type=UINT64, help="Makes sampling repeatable."),
+    click.option("--repetition-penalty", type=float, help="Above 1 discourages repetition."),
+    click.option("--presence-penalty", type=float, help="Subtracted once a token has occurred."),
+    click.option("--frequency-penalty", type=float, help="Subtracted for each occurrence."),
+    click.option("--stop-token-id", "stop_token_ids", type=UINT32, multiple=True,
+                 help="Ends the answer; may be given several times."),
+    click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token."),
+)  # fmt: skip
+
+
+def sampling_options(function: F) -> F:
+    """Fields of the Sampling message, by name."""
+    return combined(*SAMPLING)(function)
+
+
+def sampling_from(values: dict[str, Any]) -> Sampling:
+    """A Sampling message of the values given; the server validates them and fills the rest."""
+    from tknp.v1.common_pb2 import Sampling
+
+    return Sampling(**{name: value for name, value in values.items() if value is not None})

@@ -1,0 +1,136 @@
+"""`tknp status`: the state of a pool, as a table or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tknp.cli.options import target_option
+from tknp.cli.output import NOTHING, out, plain, plural, roots_text, seconds_text, size_text
+from tknp.cli.readiness import phase_text
+from tknp.client import Client
+from tknp.v1 import common_pb2
+from tknp.v1.common_pb2 import Progress
+from tknp.v1.coordinator_pb2 import NodeStatus, Status
+
+BAR_WIDTH = 14
+
+
+def title(status: Status) -> Text:
+    """One line: whether the pool is ready, and what it serves."""
+    mark = Text("● ", style="green" if status.ready else "yellow")
+    if status.phase == common_pb2.PHASE_FAILED:
+        mark = Text("● ", style="red")
+    nodes = f"{plural(len(status.nodes), 'node')} x TP {status.tp}"
+    facts = [phase_text(status.phase), status.dtype, status.strategy.upper(), nodes,
+             f"epoch {status.epoch}"]  # fmt: skip
+    return mark.append(status.model, style="bold").append(
+        "  " + " · ".join(fact for fact in facts if fact), style="default"
+    )
+
+
+def kv_text(node: NodeStatus) -> Text:
+    """A bar of the pages in use; below it, tokens written of capacity."""
+    if not node.capacity_tokens:
+        return Text(NOTHING)
+    used = node.used_pages / max(1, node.pages)
+    filled = min(BAR_WIDTH, round(used * BAR_WIDTH))
+    style = "red" if used > 0.95 else "yellow" if used > 0.8 else "green"
+    return (
+        Text("\u2501" * filled, style=style)
+        .append("\u2501" * (BAR_WIDTH - filled), style="bright_black")
+        .append(f"\n{node.kv_tokens:,} / {node.capacity_tokens:,}", style="dim")
+    )
+
+
+def _facts(what: str, progress: Progress, *facts: str) -> Text:
+    """What a service does; below it, dimly, the rest, and its phase unless it is ready."""
+    text = Text(what).append("\n")
+    if progress.phase != common_pb2.PHASE_READY:
+        text.append(f"{progress.error or phase_text(progress.phase)} · ", style="yellow")
+    return text.append(" · ".join(facts), style="dim")
+
+
+def services_table(status: Status) -> Table:
+    """Each node and each prefill replica, two lines each, within 80 columns."""
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
+    table.add_column("service", no_wrap=True)
+    table.add_column("roots")
+    table.add_column("KV tokens", no_wrap=True)
+    for column in ("requests", "step"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for node in status.nodes:
+        roots = roots_text(node.layer_start, node.layer_stop, node.embedding, node.head)
+        table.add_row(
+            f"node {node.node}",
+            _facts(roots, node.progress, *node.addresses, size_text(node.weight_bytes)),
+            kv_text(node), f"{node.requests:,}", seconds_text(node.step_s or None),
+        )  # fmt: skip
+    for index, replica in enumerate(status.prefill):
+        sends = f"prompts, KV by {replica.kv_transfer or status.kv_transfer or NOTHING}"
+        facts = _facts(sends, replica.progress, *replica.addresses)
+        table.add_row(f"prefill {index}", facts, "", f"{replica.requests:,}", "")
+    return table
+
+
+def counts_text(status: Status) -> Text:
+    """Requests by state, now and so far."""
+    now = (
+        f"{status.queued:,} queued · {status.prefilling:,} prefilling · {status.running:,} running"
+    )
+    past = (
+        f"{status.completed:,} completed · {status.cancelled:,} cancelled · "
+        f"{status.refused:,} refused · {status.failed:,} failed"
+    )
+    rest = f"{plural(status.steps, 'step')} · up {uptime_text(status.uptime_s)}"
+    return Text(f"  {now}\n").append(f"  {past}\n  {rest}", style="dim")
+
+
+def uptime_text(seconds: float) -> str:
+    """1d 2h, 3h 4m, 5m 6s or 7s."""
+    left = int(seconds)
+    parts = [
+        (left // 86400, "d"),
+        (left // 3600 % 24, "h"),
+        (left // 60 % 60, "m"),
+        (left % 60, "s"),
+    ]
+    while len(parts) > 1 and not parts[0][0]:
+        parts.pop(0)
+    return " ".join(f"{value}{unit}" for value, unit in parts[:2])
+
+
+def show(console: Console, status: Status) -> None:
+    """The whole state of a pool."""
+    limits = (
+        f"  contexts up to {plural(status.max_model_len, 'token')}, pages of {status.page_size}"
+    )
+    parts: list[RenderableType] = [
+        Text(), title(status), Text(limits, style="dim"), Text(), services_table(status),
+        Text(), counts_text(status),
+    ]  # fmt: skip
+    if status.error:
+        parts.append(Text(f"  {status.error}", style="red"))
+    console.print(Group(*parts))
+
+
+async def _status(target: str) -> Status:
+    async with Client(target) as client:
+        return await client.status()
+
+
+@click.command("status")
+@target_option
+@click.option("--json", "as_json", is_flag=True, help="Print every field as JSON.")
+def command(target: str, as_json: bool) -> None:
+    """Show nodes, KV load and requests of a running pool."""
+    status = asyncio.run(_status(target))
+    if not as_json:
+        show(out(), status)
+        return
+    click.echo(json.dumps(plain(status)))

