@@ -28,9 +28,9 @@ class Push(Protocol):
     def push(self, layer: int, start: int, stop: int) -> None:
         """Send tokens [start, stop) of global `layer`, which are in the local pages now.
 
-        Blocks at most `timeout_s` for room. Raises TknpError once any transfer of this push has
-        failed, InvalidValue for tokens outside the local pages, ProtocolError for tokens that no
-        owner keeps.
+        Blocks at most `timeout_s` for room. Raises TknpError once a transfer of this push is known
+        to have failed, InvalidValue for tokens outside the local pages, ProtocolError for tokens
+        that no owner keeps.
         """
 
     async def finish(self) -> int:

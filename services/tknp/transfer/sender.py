@@ -1,0 +1,98 @@
+"""A push as one link to each owner rank that keeps part of what this prefill rank computes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+from tknp.errors import InvalidValue, ProtocolError
+from tknp.model.shard import Shard
+from tknp.transfer.base import Kind, Link, Path
+from tknp.transfer.plan import reach, routes
+from tknp.v1.common_pb2 import Placement, RequestKey
+
+_T = TypeVar("_T")
+
+
+class RoutedPush:
+    """Implements Push over links. `tokens`: what the local pages and the owners both hold."""
+
+    def __init__(self, links: Sequence[Link], layers: range, local: int, kept: int) -> None:
+        self._links = links
+        self._layers = layers
+        self._local = local
+        self._kept = kept
+
+    def push(self, layer: int, start: int, stop: int) -> None:
+        if layer not in self._layers:
+            raise InvalidValue(
+                "layer", layer, f"this rank computes [{self._layers.start}, {self._layers.stop})"
+            )
+        if not 0 <= start <= stop <= self._local:
+            raise InvalidValue(
+                "stop", stop, f"tokens [{start}, {stop}) are not within the {self._local} tokens "
+                "of the local pages",
+            )  # fmt: skip
+        if stop > self._kept:
+            raise ProtocolError(
+                f"no owner keeps every head of tokens [{max(start, self._kept)}, {stop}); "
+                "reserve pages for the whole prompt"
+            )
+        for link in self._links:
+            link.send(layer, start, stop)
+
+    async def finish(self) -> int:
+        return sum(await _all([link.finish() for link in self._links]))
+
+    async def abort(self) -> None:
+        await _all([link.abort() for link in self._links])
+
+
+class RoutedSender:
+    """Implements Sender: `path` moves the bytes, of the storage that `shard` was computed into."""
+
+    def __init__(self, kind: Kind, path: Path, shard: Shard, page_size: int) -> None:
+        self.kind = kind
+        self._path = path
+        self._shard = shard
+        self._page_size = page_size
+
+    async def open(
+        self,
+        key: RequestKey,
+        epoch: int,
+        writer: str,
+        placements: Sequence[Placement],
+        owners: Sequence[str],
+        pages: Sequence[int],
+    ) -> RoutedPush:
+        if len(owners) != len(placements):
+            raise InvalidValue("owners", len(owners), f"give one a placement: {len(placements)}")
+        found = routes(self._shard, placements, self._page_size)
+        made = await asyncio.gather(
+            *(
+                self._path.link(key, epoch, writer, route, owners[route.index], pages)
+                for route in found
+            ),
+            return_exceptions=True,
+        )
+        links: list[Link] = [link for link in made if not isinstance(link, BaseException)]
+        errors = [error for error in made if isinstance(error, BaseException)]
+        if errors:
+            await _all([link.abort() for link in links])
+            raise errors[0]
+        local = len(pages) * self._page_size
+        return RoutedPush(links, self._shard.layers, local, reach(self._shard, found))
+
+    async def close(self) -> None:
+        await self._path.close()
+
+
+async def _all(calls: Sequence[Awaitable[_T]]) -> list[_T]:
+    """Wait for every call, then raise the first error there was."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
