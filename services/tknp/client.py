@@ -11,7 +11,7 @@ Leaving an iterator early, or cancelling the task around it, cancels the call on
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
@@ -193,7 +193,7 @@ class Client:
 
     async def generate(
         self, request: GenerateRequest, timeout_s: float = GENERATE_TIMEOUT_S
-    ) -> AsyncIterator[GenerateResponse]:
+    ) -> AsyncGenerator[GenerateResponse, None]:
         """Messages as the server sends them; the last one carries `finish`."""
         call = self._inference.Generate(request, timeout=timeout_s)
         finished = False

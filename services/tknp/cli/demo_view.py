@@ -22,7 +22,7 @@ from tknp.v1.coordinator_pb2 import Status
 COLUMNS = 2
 REFRESH_A_SECOND = 10
 LINE_WIDTH = 76
-NARROWEST_PANEL = 20
+NARROWEST_PANEL = 24
 LOWEST_PANEL = 4
 
 
@@ -103,13 +103,14 @@ class Panels:
         self._outcomes[index] = (outcome, good)
 
     def _grid(self) -> Table:
-        rows = -(-len(self._prompts) // COLUMNS)
-        width = max(NARROWEST_PANEL, self._console.width // COLUMNS)
+        columns = COLUMNS if self._console.width >= COLUMNS * NARROWEST_PANEL else 1
+        rows = -(-len(self._prompts) // columns)
+        width = self._console.width // columns
         height = max(LOWEST_PANEL, (self._console.height - 2) // rows)
         grid = Table.grid()
         panels = [self._panel(i, width, height) for i in range(len(self._prompts))]
-        for start in range(0, len(panels), COLUMNS):
-            grid.add_row(*panels[start : start + COLUMNS])
+        for start in range(0, len(panels), columns):
+            grid.add_row(*panels[start : start + columns])
         return grid
 
     def _panel(self, index: int, width: int, height: int) -> Panel:
@@ -168,10 +169,10 @@ def owners_table(
     status: Status, completions: Sequence[Completion], peak_kv_tokens: dict[int, int]
 ) -> Table:
     """What each node rooted and owned; KV is the highest that was seen."""
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
     table.add_column("node")
     table.add_column("rooted")
-    for column in ("requests owned", "KV peak", "of capacity"):
+    for column in ("owned", "KV peak", "of capacity"):
         table.add_column(column, justify="right")
     for node in status.nodes:
         peak = peak_kv_tokens.get(node.node, 0)

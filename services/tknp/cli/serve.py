@@ -139,7 +139,8 @@ def command() -> None:
 @configured
 def coordinator(**settings: Any) -> None:
     """The queue, the owner table and the public port."""
-    service("tknp.coordinator.server").serve(resolve(**settings))
+    pool = resolve(**settings)
+    service("tknp.coordinator.server").serve(pool)
 
 
 @command.command("prefill")
