@@ -1,0 +1,18 @@
+"""CPU operations in C++, compiled on first use, for bfloat16.
+
+    csrc/         the operations; a plain C interface, no torch headers
+    isa.py        which instruction set this processor offers
+    build.py      compiles csrc/ once into the user's cache
+    library.py    loads it: available(), load()
+    dense.py      KernelDense              twin: tknp.model.dense.TorchDense
+    decode.py     KernelDecodeAttention    twin: tknp.attention.torch_cpu.TorchCpuAttention
+    prefill.py    KernelPrefillAttention   twin: tknp.attention.prefill.PrefillAttention
+
+Where `available()` says no (no g++, no AVX2, TKNP_KERNELS=off), callers take the twin and tell the
+user its reason. Results depend on neither the batch, nor the pages, nor the number of threads, bit
+for bit; they do depend on the instruction set, so the processes of one pool must agree on it.
+"""
+
+from tknp.kernels.library import Availability, available, load
+
+__all__ = ["Availability", "available", "load"]

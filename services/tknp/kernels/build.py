@@ -1,0 +1,117 @@
+"""Compile csrc/ into a shared library, once per machine.
+
+    key = hash(sources, compiler version, flags)     flags name the instruction set
+    <user cache>/tknp/kernels/<key>/kernels.so       exists -> use it
+                              <key>/lock             held by the process that compiles
+
+Processes that start together wait for the lock and find the library done. It is written under
+another name and renamed, so a process killed half-way leaves nothing that looks finished. Parts are
+compiled in parallel. The library has a plain C interface and no torch in it, so it outlives torch
+upgrades; it only expects torch's OpenMP runtime (libgomp) to be loaded first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from tknp.errors import Unavailable
+from tknp.kernels.isa import Isa
+
+SOURCES = Path(__file__).parent / "csrc"
+FLAGS = ("-std=c++17", "-O2", "-ftree-vectorize", "-fno-math-errno", "-fopenmp", "-fPIC", "-w")
+_LINK_FLAGS = ("-shared", "-fopenmp")
+
+
+def user_cache() -> Path:
+    """Where libraries are kept: $XDG_CACHE_HOME/tknp/kernels, by default under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tknp" / "kernels"
+
+
+def find_compiler() -> str:
+    """Path of g++ ($CXX if that is GCC). Unavailable if there is none.
+
+    Only GCC: clang links another OpenMP runtime, whose threads would compete with torch's.
+    """
+    for name in (os.environ.get("CXX"), "g++", "c++"):
+        path = shutil.which(name) if name else None
+        if path and "Free Software Foundation" in _output([path, "--version"]):
+            return path
+    raise Unavailable("no C++ compiler: install g++ (GCC 11 or later), or set CXX to one")
+
+
+def build(isa: Isa, cache: Path, compiler: str | None = None) -> Path:
+    """Path of the library for `isa`, compiled now unless `cache` has it.
+
+    Unavailable, with what the compiler said, if it can't be compiled or stored.
+    """
+    compiler = compiler or find_compiler()
+    directory = cache / _key(isa, _output([compiler, "--version"]))
+    library = directory / "kernels.so"
+    if library.exists():
+        return library
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(directory / "lock"):
+            if not library.exists():
+                print("tknp: building CPU kernels (up to a minute, once)...", file=sys.stderr)
+                with tempfile.TemporaryDirectory(dir=directory) as scratch:
+                    _compile(compiler, isa, Path(scratch)).rename(library)
+    except OSError as error:
+        raise Unavailable(
+            f"the kernel cache can't be written ({error}): set XDG_CACHE_HOME to a directory "
+            "that can"
+        ) from error
+    return library
+
+
+def _key(isa: Isa, compiler_version: str) -> str:
+    digest = hashlib.sha256()
+    for text in (compiler_version, *FLAGS, *_LINK_FLAGS, *isa.flags):
+        digest.update(text.encode() + b"\0")
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: str, isa: Isa, scratch: Path) -> Path:
+    """Compile every .cpp at once and link; the library's path in `scratch`."""
+
+    def compile_one(source: Path) -> Path:
+        target = scratch / f"{source.stem}.o"
+        _run([compiler, *FLAGS, *isa.flags, "-c", str(source), "-o", str(target)])
+        return target
+
+    with ThreadPoolExecutor() as pool:
+        objects = [str(path) for path in pool.map(compile_one, sorted(SOURCES.glob("*.cpp")))]
+    library = scratch / "kernels.so"
+    _run([compiler, *_LINK_FLAGS, *objects, "-o", str(library)])
+    return library
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
+        raise Unavailable(f"{Path(command[0]).name} can't compile the CPU kernels: {errors[0]}")
+
+
+def _output(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,173 @@
+// activations [M, K] x weights [N, K]^T with weights packed into panels of kPanel columns of the
+// result:
+//
+//   packed[N / kPanel][K / 2][kPanel][2]      N and K are padded with zeros
+//
+// so that one pair of k of a panel is two vector loads and a panel is one sequential stream. A tile
+// of at most kTileRows rows stays in registers for the whole of K and is handed to an epilogue,
+// which stores, adds or applies an activation. Few rows are bound by reading weights (prefetched
+// from memory), many by the multiply-adds (rows are cut into chunks that stay in the L2 cache while
+// all panels pass by).
+#pragma once
+
+#include <algorithm>
+
+#include "threads.h"
+
+namespace tknp {
+inline constexpr int kPanel = 2 * kLanes;
+inline constexpr int64_t kPrefetchBytes = 4096;
+inline constexpr int64_t kChunkBytes = 192 << 10;
+
+inline int64_t packed_elements(int64_t rows, int64_t columns) {
+  return round_up(rows, kPanel) * round_up(columns, 2);
+}
+
+// Pack rows `source(i)` of `weights` [*, columns] as packed row i; negative means a row of zeros.
+template <class Source>
+inline void pack_panel(const bf16* weights, int64_t columns, int64_t panel, Source&& source,
+                       bf16* packed) {
+  const int64_t pairs = ceil_div(columns, 2);
+  bf16* out = packed + panel * pairs * 2 * kPanel;
+  for (int i = 0; i < kPanel; ++i) {
+    const int64_t row = source(panel * kPanel + i);
+    for (int64_t k = 0; k < 2 * pairs; ++k) {
+      const bool inside = row >= 0 && k < columns;
+      out[(k / 2 * kPanel + i) * 2 + k % 2] = inside ? weights[row * columns + k] : bf16{0};
+    }
+  }
+}
+
+// How far one row of K activations is from the next. The odd stride keeps rows out of each other's
+// cache sets where K is a power of two.
+inline int64_t act_stride(int64_t k) { return round_up(k, kLanes) + 16; }
+
+template <int S, int Rows, int Panels>
+inline void multiply_step(const Act* a, int64_t stride, const bf16* w, int64_t panel_stride,
+                          Float (&acc)[Rows][Panels][2]) {
+  Operand b[Panels][2];
+  for (int p = 0; p < Panels; ++p)
+    for (int v = 0; v < 2; ++v) b[p][v] = operand<S>(w + p * panel_stride + v * kPair);
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+    const Operand x = broadcast<S>(a + r * stride);
+    for (int p = 0; p < Panels; ++p)
+      for (int v = 0; v < 2; ++v) acc[r][p][v] = multiply_add(acc[r][p][v], b[p][v], x);
+  }
+}
+
+// Rows x (Panels * kPanel) results; epilogue(row, panel, low, high) for each row of each panel.
+template <int Rows, int Panels, class Epilogue>
+inline void tile(const Act* a, int64_t stride, const bf16* w, int64_t pairs, Epilogue&& epilogue) {
+  Float acc[Rows][Panels][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+    for (int p = 0; p < Panels; ++p) acc[r][p][0] = acc[r][p][1] = fill(0.0f);
+  const int64_t panel_stride = pairs * 2 * kPanel;
+  for (int64_t k = 0; k < pairs; ++k) {
+    const bf16* row = w + k * 2 * kPanel;
+    for (int p = 0; p < Panels; ++p)
+      prefetch(reinterpret_cast<const char*>(row + p * panel_stride) + kPrefetchBytes, 4 * kPanel);
+    multiply_step<0>(a + 2 * k, stride, row, panel_stride, acc);
+    if constexpr (kSteps == 2) multiply_step<1>(a + 2 * k, stride, row, panel_stride, acc);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+    for (int p = 0; p < Panels; ++p) epilogue(r, p, acc[r][p][0], acc[r][p][1]);
+}
+
+// tile<rows, Panels> for a row count known only now.
+template <int Panels, int Most, class Epilogue>
+inline void tile_of(int rows, const Act* a, int64_t stride, const bf16* w, int64_t pairs,
+                    Epilogue&& epilogue) {
+  if (rows == Most)
+    tile<Most, Panels>(a, stride, w, pairs, epilogue);
+  else if constexpr (Most > 1)
+    tile_of<Panels, Most - 1>(rows, a, stride, w, pairs, epilogue);
+}
+
+// All `rows` of `a` times `panels` of `packed`; epilogue(row, first column, low, high).
+template <class Epilogue>
+inline void multiply(const Act* a, int64_t stride, int64_t rows, const bf16* packed, int64_t pairs,
+                     Range panels, Epilogue&& epilogue) {
+  const int64_t row_bytes = stride * static_cast<int64_t>(sizeof(Act));
+  const int64_t chunk = std::max<int64_t>(kChunkBytes / row_bytes / kTileRows, 1) * kTileRows;
+  constexpr int kFewRows = 2;  // too few accumulators to hide latency: take two panels at once
+  for (int64_t start = 0; start < rows; start += chunk) {
+    const int64_t count = std::min(chunk, rows - start);
+    const int64_t tiles = ceil_div(count, kTileRows);
+    const int width = count <= kFewRows ? 2 : 1;
+    for (int64_t panel = panels.begin; panel < panels.end; panel += width) {
+      const bf16* w = packed + panel * pairs * 2 * kPanel;
+      for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t first = start + count * t / tiles;
+        const int height = static_cast<int>(start + count * (t + 1) / tiles - first);
+        const auto place = [&](int r, int p, Float low, Float high) {
+          epilogue(first + r, (panel + p) * kPanel, low, high);
+        };
+        const Act* x = a + first * stride;
+        if (width == 2 && panel + 1 < panels.end)
+          tile_of<2, kFewRows>(height, x, stride, w, pairs, place);
+        else
+          tile_of<1, kTileRows>(height, x, stride, w, pairs, place);
+      }
+    }
+  }
+}
+
+// Epilogues. `columns` is the true width of the result: what a padded last panel holds beyond it is
+// dropped.
+
+template <class T, class Put>
+inline void clip(T* out, int64_t valid, Put&& put) {
+  if (valid >= kPanel) return put(out);
+  T whole[kPanel];
+  std::copy(out, out + valid, whole);
+  put(whole);
+  std::copy(whole, whole + valid, out);
+}
+
+struct StoreFloat {
+  float* out;
+  int64_t columns;
+  void operator()(int64_t row, int64_t column, Float low, Float high) const {
+    clip(out + row * columns + column, columns - column, [&](float* p) {
+      store(p, low);
+      store(p + kLanes, high);
+    });
+  }
+};
+
+struct AddFloat {
+  float* out;
+  int64_t columns;
+  void operator()(int64_t row, int64_t column, Float low, Float high) const {
+    clip(out + row * columns + column, columns - column, [&](float* p) {
+      store(p, add(load(p), low));
+      store(p + kLanes, add(load(p + kLanes), high));
+    });
+  }
+};
+
+struct StoreBf16 {
+  bf16* out;
+  int64_t columns;
+  void operator()(int64_t row, int64_t column, Float low, Float high) const {
+    clip(out + row * columns + column, columns - column, [&](bf16* p) {
+      store_bf16(p, low);
+      store_bf16(p + kLanes, high);
+    });
+  }
+};
+
+// A panel of gate_up holds kLanes gate columns and the same kLanes up columns.
+struct SwiGlu {
+  Act* out;
+  int64_t stride;
+  void operator()(int64_t row, int64_t column, Float gate, Float up) const {
+    const Float e = exponential(sub(fill(0.0f), gate));
+    const Float silu = div(gate, add(fill(1.0f), e));
+    store_act(out + row * stride + column / 2, mul(silu, up));
+  }
+};
+}  // namespace tknp

@@ -1,0 +1,197 @@
+// Causal attention of one chunk of one request over its pages, as matrix products.
+//
+//   append the chunk's keys and values
+//   for each span of kSpan tokens of context:
+//     pack the span's keys and values into panels (gemm.h), shared by all threads
+//     for each item (query tile, KV head), its group's heads folded into rows:
+//       for each tile of kTileKeys keys:  S = Q K^T;  online softmax;  sums += P V
+//
+// Tiles lie at fixed positions of the context, so a query's result depends on neither how the
+// prompt was cut into chunks nor the threads. Scratch grows with the chunk, not with the context.
+#pragma once
+
+#include <atomic>
+#include <cmath>
+
+#include "gemm.h"
+#include "rope.h"
+
+namespace tknp {
+inline constexpr int kTileKeys = 64;
+inline constexpr int kSpan = 1024;
+
+struct Chunk {
+  const Heads& heads;
+  const bf16* qkv;  // [count, heads.width()]
+  int64_t start, count;
+  const int32_t* table;
+  bf16* k;
+  bf16* v;
+  bf16* out;  // [count, q_heads * head_dim]
+
+  int64_t total() const { return start + count; }
+  int64_t queries_per_tile() const {
+    return std::max<int64_t>(8 * kTileRows / heads.group(), 1);
+  }
+  int64_t rows_per_item() const { return queries_per_tile() * heads.group(); }
+  int64_t value_stride() const { return round_up(heads.head_dim, kPanel); }
+  int64_t packed_keys() const { return packed_elements(kTileKeys, heads.head_dim); }
+  int64_t packed_values() const { return packed_elements(value_stride(), kTileKeys); }
+};
+
+// Keys (one column of S a token) and values (one pair of k two tokens) of one tile and head.
+inline void pack_tile(const Chunk& c, int64_t first, int64_t head, bf16* keys, bf16* values) {
+  const int64_t dh = c.heads.head_dim, pairs = dh / 2, stride = c.value_stride();
+  for (int64_t t = 0; t < kTileKeys; ++t) {
+    bf16* key = keys + (t / kPanel * pairs * kPanel + t % kPanel) * 2;
+    bf16* value = values + t / 2 * 2 * kPanel + t % 2;
+    const bool inside = first + t < c.total();
+    const int64_t at = inside ? c.heads.offset(c.table, first + t, head) : 0;
+    for (int64_t p = 0; p < pairs; ++p)
+      for (int e = 0; e < 2; ++e)
+        key[p * 2 * kPanel + e] = inside ? c.k[at + 2 * p + e] : bf16{0};
+    for (int64_t d = 0; d < stride; ++d)
+      value[(d / kPanel * kTileKeys / 2 * kPanel + d % kPanel) * 2] =
+          inside && d < dh ? c.v[at + d] : bf16{0};
+  }
+}
+
+// What an item carries from span to span, and a thread's workspace.
+struct ItemState {
+  float* sums;     // [rows_per_item, value_stride]
+  float* highest;  // [rows_per_item]
+  float* total;    // [rows_per_item]
+};
+struct Workspace {
+  Act* queries;   // [rows_per_item, act_stride(head_dim)]
+  float* scores;  // [rows_per_item, kTileKeys]
+  Act* weights;   // [rows_per_item, act_stride(kTileKeys)]
+};
+
+// One row of scores over its first `visible` keys -> weights, zero beyond; sums are rescaled to the
+// new highest score.
+inline void softmax_row(float* scores, int64_t visible, float scale, Act* weights, float* sums,
+                        int64_t stride, float& highest, float& total) {
+  std::fill(scores + std::max<int64_t>(visible, 0), scores + kTileKeys, -INFINITY);
+  Float most = fill(-INFINITY);
+  for (int t = 0; t < kTileKeys; t += kLanes) {
+    const Float scaled = mul(load(scores + t), fill(scale));
+    store(scores + t, scaled);
+    most = maximum(most, scaled);
+  }
+  const float top = largest(most);
+  if (top > highest) {
+    const float factor = std::exp(highest - top);  // 0 for the first tile
+    total *= factor;
+    highest = top;
+    for (int64_t d = 0; d < stride; d += kLanes) store(sums + d, mul(load(sums + d), fill(factor)));
+  }
+  for (int t = 0; t < kTileKeys; t += kLanes)
+    store(scores + t, exponential(sub(load(scores + t), fill(highest))));
+  std::fill(scores + std::max<int64_t>(visible, 0), scores + kTileKeys, 0.0f);
+  Float all = fill(0.0f);
+  for (int t = 0; t < kTileKeys; t += kLanes) {
+    all = add(all, load(scores + t));
+    store_act(weights + t, load(scores + t));
+  }
+  total += sum(all);
+}
+
+// Queries [first, first + count) of the chunk, all heads of one group, over one span of context.
+inline void attend_span(const Chunk& c, int64_t first, int64_t count, int64_t head, int64_t span,
+                        const bf16* keys, const bf16* values, const ItemState& state,
+                        const Workspace& work) {
+  const int64_t group = c.heads.group(), dh = c.heads.head_dim, rows = count * group;
+  const int64_t stride = c.value_stride(), q_stride = act_stride(dh);
+  const int64_t p_stride = act_stride(kTileKeys), last = c.start + first + count - 1;
+  if (span == 0) {
+    std::fill_n(state.sums, rows * stride, 0.0f);
+    std::fill_n(state.highest, rows, -INFINITY);
+    std::fill_n(state.total, rows, 0.0f);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t query = first + r / group, q_head = head * group + r % group;
+    float rotated[kMaxHeadDim];
+    rotate(c.heads, c.qkv + query * c.heads.width() + q_head * dh, c.start + query, rotated);
+    for (int64_t d = 0; d < dh; ++d)
+      work.queries[r * q_stride + d] = to_act(widen(narrow(rotated[d])));
+  }
+  for (int64_t tile = 0; tile < kSpan / kTileKeys; ++tile) {
+    const int64_t at = span + tile * kTileKeys;
+    if (at > last) break;
+    const int64_t panels = ceil_div(std::min<int64_t>(last + 1 - at, kTileKeys), kPanel);
+    multiply(work.queries, q_stride, rows, keys + tile * c.packed_keys(), dh / 2, {0, panels},
+             StoreFloat{work.scores, kTileKeys});
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t seen = c.start + first + r / group - at + 1;
+      softmax_row(work.scores + r * kTileKeys, std::min<int64_t>(seen, kTileKeys), c.heads.scale,
+                  work.weights + r * p_stride, state.sums + r * stride, stride, state.highest[r],
+                  state.total[r]);
+    }
+    multiply(work.weights, p_stride, rows, values + tile * c.packed_values(), kTileKeys / 2,
+             {0, stride / kPanel}, AddFloat{state.sums, stride});
+  }
+  if (last >= span + kSpan) return;
+  for (int64_t r = 0; r < rows; ++r) {
+    bf16* out = c.out + ((first + r / group) * c.heads.q_heads + head * group + r % group) * dh;
+    const float scale = 1.0f / state.total[r];
+    for (int64_t d = 0; d < dh; ++d) out[d] = narrow(state.sums[r * stride + d] * scale);
+  }
+}
+
+inline void prefill(const Chunk& c, int threads) {
+  const int64_t kv_heads = c.heads.kv_heads, rows = c.rows_per_item();
+  const int64_t tiles = ceil_div(c.count, c.queries_per_tile()), items = tiles * kv_heads;
+  const int64_t span_tiles = std::min<int64_t>(kSpan / kTileKeys, ceil_div(c.total(), kTileKeys));
+  const int64_t q_elements = rows * act_stride(c.heads.head_dim);
+  const int64_t p_elements = rows * act_stride(kTileKeys);
+  Scratch::Plan plan;
+  const size_t keys_at = plan.add<bf16>(kv_heads * span_tiles * c.packed_keys());
+  const size_t values_at = plan.add<bf16>(kv_heads * span_tiles * c.packed_values());
+  const size_t sums_at = plan.add<float>(items * rows * c.value_stride());
+  const size_t highest_at = plan.add<float>(items * rows);
+  const size_t total_at = plan.add<float>(items * rows);
+  const size_t queries_at = plan.add<Act>(threads * q_elements);
+  const size_t scores_at = plan.add<float>(threads * rows * kTileKeys);
+  const size_t weights_at = plan.add<Act>(threads * p_elements);
+  char* memory = scratch().reserve(plan);
+  bf16* keys = reinterpret_cast<bf16*>(memory + keys_at);
+  bf16* values = reinterpret_cast<bf16*>(memory + values_at);
+  std::atomic<int64_t> next{0};
+
+  parallel(threads, [&](Team team) {
+    const Range mine = team.share(c.count);
+    for (int64_t i = mine.begin; i < mine.end; ++i)
+      append(c.heads, c.qkv + i * c.heads.width(), c.start + i, c.table, c.start + i, c.k, c.v);
+    const Workspace work{
+        reinterpret_cast<Act*>(memory + queries_at) + team.rank * q_elements,
+        reinterpret_cast<float*>(memory + scores_at) + team.rank * rows * kTileKeys,
+        reinterpret_cast<Act*>(memory + weights_at) + team.rank * p_elements};
+    for (int64_t span = 0; span < c.total(); span += kSpan) {
+      team.barrier();
+      if (team.rank == 0) next.store(0, std::memory_order_relaxed);
+      const int64_t filled = std::min(span_tiles, ceil_div(c.total() - span, kTileKeys));
+      const Range packs = team.share(kv_heads * filled);
+      for (int64_t i = packs.begin; i < packs.end; ++i) {
+        const int64_t head = i / filled, tile = i % filled, to = head * span_tiles + tile;
+        pack_tile(c, span + tile * kTileKeys, head, keys + to * c.packed_keys(),
+                  values + to * c.packed_values());
+      }
+      team.barrier();
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+        const int64_t tile = tiles - 1 - i / kv_heads, head = i % kv_heads;  // the longest first
+        const int64_t first = tile * c.queries_per_tile();
+        const int64_t count = std::min(c.queries_per_tile(), c.count - first);
+        if (c.start + first + count - 1 < span) continue;
+        const int64_t item = tile * kv_heads + head;
+        const ItemState state{
+            reinterpret_cast<float*>(memory + sums_at) + item * rows * c.value_stride(),
+            reinterpret_cast<float*>(memory + highest_at) + item * rows,
+            reinterpret_cast<float*>(memory + total_at) + item * rows};
+        attend_span(c, first, count, head, span, keys + head * span_tiles * c.packed_keys(),
+                    values + head * span_tiles * c.packed_values(), state, work);
+      }
+    }
+  });
+}
+}  // namespace tknp

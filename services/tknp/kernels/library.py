@@ -1,0 +1,168 @@
+"""The compiled kernels as Python functions, and whether this machine can have them.
+
+Calls go through ctypes, which releases the GIL. Structures mirror csrc/dense.h, rope.h and
+attention.h field by field. The environment variable TKNP_KERNELS is read here and nowhere else:
+`auto` (default), `off`, or the name of an instruction set to use instead of the fastest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_float, c_int, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch  # loads the OpenMP runtime that the kernels share
+
+from tknp.errors import InvalidValue, TknpError, Unavailable
+from tknp.kernels.build import build, user_cache
+from tknp.kernels.isa import ISAS, Isa, best_isa, cpu_features
+
+_OUT_OF_MEMORY = 1
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether kernels can be used: true or false itself, with the `isa` or the `reason`."""
+
+    isa: str | None
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.isa is not None
+
+
+class Layer(ctypes.Structure):
+    """Pointers to one layer's norms (float32) and packed matrices (bfloat16)."""
+
+    _fields_ = (
+        ("input_norm", c_void_p),
+        ("qkv", c_void_p),
+        ("output", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+    )
+
+
+class Shape(ctypes.Structure):
+    """Sizes of one rank's dense operations."""
+
+    _fields_ = (
+        ("hidden", c_int64),
+        ("qkv_width", c_int64),
+        ("q_width", c_int64),
+        ("mlp_columns", c_int64),
+        ("vocabulary", c_int64),
+        ("norm_eps", c_float),
+    )
+
+
+class Heads(ctypes.Structure):
+    """One rank's heads, their pages and the rotary table."""
+
+    _fields_ = (
+        ("q_heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("page_size", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("scale", c_float),
+    )
+
+
+class Step(ctypes.Structure):
+    """The rows of one decode step and the items that they are cut into."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("table_width", c_int64),
+        ("items", c_int64),
+        ("block_tables", c_void_p),
+        ("positions", c_void_p),
+        ("lengths", c_void_p),
+        ("append", c_void_p),
+        ("item_row", c_void_p),
+        ("item_first", c_void_p),
+        ("item_blocks", c_void_p),
+        ("row_items", c_void_p),
+    )
+
+
+_P, _N = c_void_p, c_int64
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "supports_head_dim": (c_int, (_N,)),
+    "packed_elements": (_N, (_N, _N)),
+    "packed_gate_up_elements": (_N, (_N, _N)),
+    "pack": (None, (_P, _N, _N, _P, c_int)),
+    "pack_gate_up": (None, (_P, _N, _N, _P, c_int)),
+    "embed": (None, (_P, _P, _P, _N, _P, c_int)),
+    "project": (c_int, (_P, _P, _P, _N, _P, c_int)),
+    "finish": (c_int, (_P, _P, _P, _P, _N, c_int)),
+    "output": (c_int, (_P, _P, _P, _N, _P, c_int)),
+    "mlp": (c_int, (_P, _P, _P, _N, _P, c_int)),
+    "head": (c_int, (_P, _P, _P, _P, _N, _P, c_int)),
+    "plan": (_N, (_P, _N)),
+    "attend": (c_int, (_P, _P, _P, _P, _P, _P, _P, c_int)),
+    "prefill": (c_int, (_P, _P, _N, _N, _P, _P, _P, _P, c_int)),
+    "read": (c_uint64, (_P, _N, c_int)),
+}
+
+
+class Library:
+    """The functions of csrc/module.cpp without their prefix, e.g. `library.project`."""
+
+    def __init__(self, path: str, isa: Isa) -> None:
+        self.isa = isa
+        functions = ctypes.CDLL(path)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(functions, f"tknp_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the kernels have no function {name}")
+
+
+def check(status: int) -> None:
+    """MemoryError if a kernel returned that it found no scratch memory."""
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError("CPU kernels: no memory for scratch space; use smaller batches or chunks")
+
+
+def threads() -> int:
+    """Threads of a kernel call: torch's, as everything on the CPU."""
+    return torch.get_num_threads()
+
+
+def available() -> Availability:
+    """Whether the kernels can be used here; builds them if nobody has yet. Never raises for it."""
+    try:
+        return Availability(load().isa.name, "")
+    except TknpError as error:
+        return Availability(None, str(error))
+
+
+@cache
+def load() -> Library:
+    """The compiled kernels, built on first use. Unavailable if this machine can't have them."""
+    isa = _chosen_isa(os.environ.get("TKNP_KERNELS", "auto"), cpu_features())
+    return Library(str(build(isa, user_cache())), isa)
+
+
+def _chosen_isa(setting: str, features: frozenset[str]) -> Isa:
+    if setting == "off":
+        raise Unavailable("CPU kernels are switched off by TKNP_KERNELS=off")
+    names = ["auto", "off", *(isa.name for isa in ISAS)]
+    if setting not in names:
+        raise InvalidValue("TKNP_KERNELS", setting, f"choose one of {', '.join(names)}")
+    isa = best_isa(features)
+    if setting != "auto":
+        isa = next(isa for isa in ISAS if isa.name == setting)
+    if isa is None or not isa.needs <= features:
+        missing = "avx2 and fma" if isa is None else ", ".join(sorted(isa.needs - features))
+        raise Unavailable(f"this processor lacks {missing}, which the CPU kernels need")
+    return isa
