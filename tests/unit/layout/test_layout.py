@@ -121,14 +121,6 @@ def test_layout_is_hashable_also_after_its_derived_values_were_read(smollm2: Any
     assert hash(one) == hash(two)
 
 
-@given(index=st.integers(0, 10_000), tp=st.integers(1, 64))
-def test_flat_index_is_node_major_and_invertible(index: int, tp: int) -> None:
-    rank = Rank.from_index(index, tp)
-    assert rank.index(tp) == index
-    assert 0 <= rank.t < tp
-    assert rank < Rank.from_index(index + 1, tp)
-
-
 def test_ranks_of_a_layout_are_in_the_order_of_their_index(smollm2: Any) -> None:
     ranks = make_layout(smollm2, "float32", 3, [BOTH, BOTH]).ranks()
     assert [rank.index(3) for rank in ranks] == list(range(6))
