@@ -1,8 +1,8 @@
 """One contract for every transport: each case runs on all ranks of a small pool.
 
 Ranks are threads for the in-process transport and processes for the others. The processes are
-this file run as a script: they import torch once and then serve one pool after another, so each
-test is also a new epoch in an old process.
+this file run as a script, which imports torch once and forks them. They serve one pool after
+another, so each test is also a new epoch in an old process.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -316,33 +318,27 @@ class ThreadPool:
 class Worker:
     """A process that runs cases on its ranks; see `serve`."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+    def __init__(self, path: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            self.stream = connection.makefile("rw")
+        self.pid = int(self.stream.readline())
+        self.alive = True
 
     def ask(self, **command: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
+        self.stream.write(json.dumps(command) + "\n")
+        self.stream.flush()
 
     def answer(self) -> None:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"worker ended with {self.process.wait()}"
+        line = self.stream.readline()
+        assert line, "the worker has died"
         failure = json.loads(line)["failure"]
         assert failure is None, failure
 
-    def end(self) -> None:
-        self.process.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-        self.process.wait()
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self.stream.close()
+        self.alive = False
 
 
 class ProcessPool:
@@ -380,24 +376,43 @@ class ProcessPool:
         self.gather(ranks)
 
     def close(self) -> None:
-        living = [w for w in self.workers if w.process.poll() is None]
+        living = [w for w in self.workers if w.alive]
         for worker in living:
             worker.ask(do="close", epoch=self.epoch)
         for worker in living:
             worker.answer()
 
 
-def serve() -> None:
-    """A worker's life: one JSON command a line on stdin, one answer a line on stdout."""
+def fork_workers(path: str) -> None:
+    """Answer every connection at `path` with a worker, which has imported torch already."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        print("ready", flush=True)
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                if os.fork() == 0:
+                    listener.close()
+                    serve(connection)
+                    os._exit(0)
+
+
+def serve(connection: socket.socket) -> None:
+    """A worker's life: one JSON command a line, one answer a line, until its test has gone."""
     wires: dict[int, Transport] = {}
-    for line in sys.stdin:
-        command = json.loads(line)
+    stream = connection.makefile("rw")
+    stream.write(f"{os.getpid()}\n")
+    stream.flush()
+    for line in stream:
         failure = None
         try:
-            obey(command, wires)
+            obey(json.loads(line), wires)
         except BaseException:
             failure = traceback.format_exc()
-        print(json.dumps({"failure": failure}), flush=True)
+        stream.write(json.dumps({"failure": failure}) + "\n")
+        stream.flush()
 
 
 def obey(command: dict[str, Any], wires: dict[int, Transport]) -> None:
@@ -429,11 +444,24 @@ def obey(command: dict[str, Any], wires: dict[int, Transport]) -> None:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[list[Worker]]:
-    made: list[Worker] = []
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where to connect for a new worker."""
+    path = tmp_path_factory.mktemp("workers") / "socket"
+    command = [sys.executable, __file__, str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield path
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def workers(nursery: Path) -> Iterator[list[Worker]]:
+    made = [Worker(nursery) for _ in range(WORKERS)]
     yield made
     for worker in made:
-        worker.end()
+        worker.stream.close()
 
 
 @pytest.fixture(scope="module")
@@ -446,7 +474,7 @@ Connect = Callable[..., Any]
 
 
 @pytest.fixture(params=["local", "gloo", "shared_memory"])
-def pool(request: pytest.FixtureRequest, workers: list[Worker], store: str) -> Iterator[Connect]:
+def pool(request: pytest.FixtureRequest, store: str) -> Iterator[Connect]:
     """Make pools of the implementation under test; they are closed with the test."""
     pools: list[Pool] = []
 
@@ -454,12 +482,9 @@ def pool(request: pytest.FixtureRequest, workers: list[Worker], store: str) -> I
         if request.param == "local":
             pools.append(ThreadPool(nodes, tp, timeout_s))
             return pools[-1]
-        for i in range(WORKERS):
-            if len(workers) <= i:
-                workers.append(Worker())
-            elif workers[i].process.poll() is not None:
-                workers[i].end()
-                workers[i] = Worker()
+        nursery = request.getfixturevalue("nursery")
+        workers = request.getfixturevalue("workers")
+        workers[:] = [w if w.alive else Worker(nursery) for w in workers]
         pools.append(ProcessPool(workers, request.param, store, nodes, tp, timeout_s))
         return pools[-1]
 
@@ -494,9 +519,9 @@ def test_abort_wakes_waiters_and_peers(pool: Connect) -> None:
 def test_a_killed_peer_is_noticed(pool: Connect) -> None:
     ranks = pool(3, 1)
     ranks.start(find_rank_2_lost, range(2))
-    ranks.workers[2].process.kill()
+    ranks.workers[2].kill()
     ranks.gather(range(2))
 
 
 if __name__ == "__main__":
-    serve()
+    fork_workers(sys.argv[1])

@@ -51,7 +51,7 @@ class Traffic:
 
 
 class Work(Protocol):
-    """One exchange under way."""
+    """One exchange under way. Keep it until it has been waited for: dropping it may cancel it."""
 
     def wait(self) -> None:
         """Return once receive buffers are filled and send buffers may be written. Idempotent.
@@ -61,7 +61,8 @@ class Work(Protocol):
         Raises:
             DeadlineExceeded: a peer was silent for `timeout_s`; names operation and peers.
             Unavailable: a peer died or closed, or this rank was aborted.
-            ProtocolError: a peer sent another size than the receive buffer has.
+            ProtocolError: a peer sent another size than the receive buffer has (DeadlineExceeded
+                by gloo, undetected by NCCL).
         """
 
 

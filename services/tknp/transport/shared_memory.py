@@ -15,7 +15,7 @@ before it went arrives.
 
 from __future__ import annotations
 
-import os
+import ctypes
 import platform
 import re
 import time
@@ -32,6 +32,8 @@ from tknp.transport.segment import HEADER_BYTES, Segment, sweep
 _SPINS = 100  # about 50 us of looking without leaving the core
 _YIELD_S = 0.002  # then this long of looking and yielding
 _SLEEP_S = 0.000_05  # then sleeps; the kernel makes it about 0.1 ms
+# Called so, it lets other threads of this process have the interpreter too; os.sched_yield doesn't.
+_yield_core = ctypes.CDLL(None).sched_yield
 _MEET_S = 0.001  # between two looks for peers while connecting
 _LOOK_S = 0.002  # how often a waiter looks after its peers
 
@@ -89,6 +91,8 @@ class _Exchange:
     def wait(self) -> None:
         if self._error is not None:
             raise self._error
+        if not self._parts:
+            return
         try:
             self._wait()
         except TknpError as error:
@@ -113,9 +117,10 @@ class _Exchange:
             if now - looked >= _LOOK_S:
                 looked = now
                 self._look_after_peers(now - start)
-            os.sched_yield()
-            # A sleep of nothing lets other threads of the process have the interpreter.
-            time.sleep(0 if now - start < _YIELD_S else _SLEEP_S)
+            if now - start < _YIELD_S:
+                _yield_core()
+            else:
+                time.sleep(_SLEEP_S)
 
     def _look_after_peers(self, waited_s: float) -> None:
         """Raise if this exchange can't be expected to end."""
@@ -282,7 +287,8 @@ def _meet(
                 segments[peer] = found
         if len(segments) == len(names):
             segments[rank].set_attached()
-        absent = [p for p in names if p not in segments or not segments[p].attached]
+        absent = [p for p in names if p not in segments]
+        absent = absent or [p for p in names if not segments[p].attached]
         if not absent:
             return
         if time.monotonic() >= deadline:
