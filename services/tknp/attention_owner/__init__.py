@@ -1,0 +1,1 @@
+"""The AttentionOwner service: pages of its requests, and KV that prefill writes into them."""

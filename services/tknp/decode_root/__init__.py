@@ -1,0 +1,1 @@
+"""The DecodeRoot service: dense operations of a layer block, for the whole batch."""

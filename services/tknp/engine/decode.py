@@ -197,7 +197,9 @@ class DecodeRank:
         drawn.tokens = tuple(sampled.tokens)
         drawn.logprobs = tuple(sampled.logprobs)
         drawn.errors = sampled.errors
-        ids = torch.tensor(sampled.tokens, dtype=torch.int64, device=self._device)
+        # A failed row goes on with any valid id until the coordinator ends it.
+        usable = [max(token, 0) for token in sampled.tokens]
+        ids = torch.tensor(usable, dtype=torch.int64, device=self._device)
         if self._embeds:
             self._feed(ids)
         return ids

@@ -42,7 +42,7 @@ class Server:
         self.address = address
         self.grpc = aio.server(options=_SERVER_OPTIONS, interceptors=[ErrorInterceptor()])
         self._names = ("", *names)
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflected = (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(reflected, self.grpc)

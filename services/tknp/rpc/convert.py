@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from tknp.engine.batch import Admit, Delta
-from tknp.errors import InvalidValue
+from tknp.errors import InvalidValue, TknpError
 from tknp.kv.holding import Key
 from tknp.sampling.params import SamplingParams
 from tknp.v1 import common_pb2, step_pb2
+
+if TYPE_CHECKING:
+    from tknp.sampling.sampler import RowLogprobs
 
 ID_BYTES = 4
 
@@ -65,15 +69,14 @@ def sampling_to(params: SamplingParams) -> common_pb2.Sampling:
 def sampling_from(message: common_pb2.Sampling, *, seed: int, max_tokens: int) -> SamplingParams:
     """`seed` and `max_tokens` stand in where the message leaves them unset. Not validated."""
 
-    def given(name: str, otherwise: float) -> float:
-        return float(getattr(message, name)) if message.HasField(name) else otherwise
-
     return SamplingParams(
         temperature=message.temperature,
         top_k=message.top_k,
-        top_p=given("top_p", 1.0),
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
         min_p=message.min_p,
-        repetition_penalty=given("repetition_penalty", 1.0),
+        repetition_penalty=(
+            message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
+        ),
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         logit_bias=tuple(sorted(message.logit_bias.items())),
@@ -134,3 +137,14 @@ def delta_from(message: step_pb2.Step) -> Delta:
         ends=tuple(message.ends),
         admits=tuple(admit_from(a) for a in message.admits),
     )
+
+
+def token_to(token: int, logprobs: RowLogprobs | None, error: TknpError | None) -> common_pb2.Token:
+    """A drawn token, or why there is none."""
+    if error is not None:
+        return common_pb2.Token(error=str(error))
+    message = common_pb2.Token(token_id=token)
+    if logprobs is not None:
+        top = [common_pb2.Alternative(token_id=i, logprob=p) for i, p in logprobs.top]
+        message.logprobs.CopyFrom(common_pb2.Logprobs(chosen=logprobs.chosen, alternatives=top))
+    return message

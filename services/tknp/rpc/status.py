@@ -40,17 +40,19 @@ def error_from(error: aio.AioRpcError, peer: str) -> TknpError:
     return kind(f"{peer}: {error.details() or error.code().name}")
 
 
-class ErrorInterceptor(aio.ServerInterceptor):
+class ErrorInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
     """Turns a TknpError of a handler into its status; logs anything unexpected and hides it."""
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
+        ],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> grpc.RpcMethodHandler[Any, Any]:
         handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return handler
+        if handler is None:  # an unknown method: gRPC answers UNIMPLEMENTED
+            return handler  # type: ignore[return-value]
         method = handler_call_details.method
 
         async def unary(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tknp.v1 import common_pb2 as tknp_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tknp/v1/prefill.proto\x12\x07tknp.v1\x1a\x14tknp/v1/common.proto\"\xc4\x01\n\x0ePrefillRequest\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12#\n\x08sampling\x18\x04 \x01(\x0b\x32\x11.tknp.v1.Sampling\x12&\n\nplacements\x18\x05 \x03(\x0b\x32\x12.tknp.v1.Placement\x12\x0e\n\x06owners\x18\x06 \x03(\t\x12\x11\n\tgenerated\x18\x07 \x01(\r\"r\n\x0fPrefillResponse\x12\x1d\n\x05token\x18\x01 \x01(\x0b\x32\x0e.tknp.v1.Token\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x19\n\x11transferred_bytes\x18\x04 \x01(\x04\"\xdf\x01\n\x0cPrefillChunk\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12 \n\x03key\x18\x02 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\r\n\x05start\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x0c\n\x04last\x18\x07 \x01(\x08\x12&\n\nplacements\x18\x08 \x03(\x0b\x32\x12.tknp.v1.Placement\x12\x0e\n\x06owners\x18\t \x03(\t\x12\r\n\x05\x61\x62ort\x18\n \x01(\x08\"G\n\tChunkDone\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x19\n\x11transferred_bytes\x18\x03 \x01(\x04\"\xc7\x01\n\x12PrefillDescription\x12-\n\rcompatibility\x18\x01 \x01(\x0b\x32\x16.tknp.v1.Compatibility\x12#\n\x08progress\x18\x02 \x01(\x0b\x32\x11.tknp.v1.Progress\x12\n\n\x02tp\x18\x03 \x01(\r\x12\x0f\n\x07tp_rank\x18\x04 \x01(\r\x12\x10\n\x08requests\x18\x05 \x01(\r\x12\x13\n\x0bkv_transfer\x18\x06 \x01(\t\x12\x19\n\x11max_prompt_tokens\x18\x07 \x01(\x04\x32\xbf\x01\n\x07Prefill\x12\x38\n\x03Run\x12\x17.tknp.v1.PrefillRequest\x1a\x18.tknp.v1.PrefillResponse\x12\x37\n\x06\x46ollow\x12\x15.tknp.v1.PrefillChunk\x1a\x12.tknp.v1.ChunkDone(\x01\x30\x01\x12\x41\n\x08\x44\x65scribe\x12\x18.tknp.v1.DescribeRequest\x1a\x1b.tknp.v1.PrefillDescriptionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tknp/v1/prefill.proto\x12\x07tknp.v1\x1a\x14tknp/v1/common.proto\"\xc4\x01\n\x0ePrefillRequest\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12#\n\x08sampling\x18\x04 \x01(\x0b\x32\x11.tknp.v1.Sampling\x12&\n\nplacements\x18\x05 \x03(\x0b\x32\x12.tknp.v1.Placement\x12\x0e\n\x06owners\x18\x06 \x03(\t\x12\x11\n\tgenerated\x18\x07 \x01(\r\"r\n\x0fPrefillResponse\x12\x1d\n\x05token\x18\x01 \x01(\x0b\x32\x0e.tknp.v1.Token\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x19\n\x11transferred_bytes\x18\x04 \x01(\x04\"\xef\x01\n\x0cPrefillChunk\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12 \n\x03key\x18\x02 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\r\n\x05start\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x0c\n\x04last\x18\x07 \x01(\x08\x12&\n\nplacements\x18\x08 \x03(\x0b\x32\x12.tknp.v1.Placement\x12\x0e\n\x06owners\x18\t \x03(\t\x12\r\n\x05\x61\x62ort\x18\n \x01(\x08\x12\x0e\n\x06writer\x18\x0b \x01(\t\"G\n\tChunkDone\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x19\n\x11transferred_bytes\x18\x03 \x01(\x04\"\xc7\x01\n\x12PrefillDescription\x12-\n\rcompatibility\x18\x01 \x01(\x0b\x32\x16.tknp.v1.Compatibility\x12#\n\x08progress\x18\x02 \x01(\x0b\x32\x11.tknp.v1.Progress\x12\n\n\x02tp\x18\x03 \x01(\r\x12\x0f\n\x07tp_rank\x18\x04 \x01(\r\x12\x10\n\x08requests\x18\x05 \x01(\r\x12\x13\n\x0bkv_transfer\x18\x06 \x01(\t\x12\x19\n\x11max_prompt_tokens\x18\x07 \x01(\x04\x32\xbf\x01\n\x07Prefill\x12\x38\n\x03Run\x12\x17.tknp.v1.PrefillRequest\x1a\x18.tknp.v1.PrefillResponse\x12\x37\n\x06\x46ollow\x12\x15.tknp.v1.PrefillChunk\x1a\x12.tknp.v1.ChunkDone(\x01\x30\x01\x12\x41\n\x08\x44\x65scribe\x12\x18.tknp.v1.DescribeRequest\x1a\x1b.tknp.v1.PrefillDescriptionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,11 +37,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLRESPONSE']._serialized_start=255
   _globals['_PREFILLRESPONSE']._serialized_end=369
   _globals['_PREFILLCHUNK']._serialized_start=372
-  _globals['_PREFILLCHUNK']._serialized_end=595
-  _globals['_CHUNKDONE']._serialized_start=597
-  _globals['_CHUNKDONE']._serialized_end=668
-  _globals['_PREFILLDESCRIPTION']._serialized_start=671
-  _globals['_PREFILLDESCRIPTION']._serialized_end=870
-  _globals['_PREFILL']._serialized_start=873
-  _globals['_PREFILL']._serialized_end=1064
+  _globals['_PREFILLCHUNK']._serialized_end=611
+  _globals['_CHUNKDONE']._serialized_start=613
+  _globals['_CHUNKDONE']._serialized_end=684
+  _globals['_PREFILLDESCRIPTION']._serialized_start=687
+  _globals['_PREFILLDESCRIPTION']._serialized_end=886
+  _globals['_PREFILL']._serialized_start=889
+  _globals['_PREFILL']._serialized_end=1080
 # @@protoc_insertion_point(module_scope)

@@ -112,6 +112,7 @@ class PrefillChunk(_message.Message):
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     OWNERS_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
+    WRITER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """numbered without gaps"""
     epoch: _builtins.int
@@ -122,6 +123,8 @@ class PrefillChunk(_message.Message):
     last: _builtins.bool
     abort: _builtins.bool
     """forget the request"""
+    writer: _builtins.str
+    """of the whole replica"""
     @_builtins.property
     def key(self) -> _common_pb2.RequestKey: ...
     @_builtins.property
@@ -143,10 +146,11 @@ class PrefillChunk(_message.Message):
         placements: _abc.Iterable[_common_pb2.Placement] | None = ...,
         owners: _abc.Iterable[_builtins.str] | None = ...,
         abort: _builtins.bool = ...,
+        writer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "epoch", b"epoch", "key", b"key", "last", b"last", "owners", b"owners", "placements", b"placements", "prompt_tokens", b"prompt_tokens", "sequence", b"sequence", "start", b"start", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "epoch", b"epoch", "key", b"key", "last", b"last", "owners", b"owners", "placements", b"placements", "prompt_tokens", b"prompt_tokens", "sequence", b"sequence", "start", b"start", "token_ids", b"token_ids", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,196 @@
+"""AttentionOwner on one rank.
+
+TP rank 0 keeps the books of its node: one PagePool serves all its ranks, because page ids are the
+same on each. The other ranks keep KV only; rank 0 opens and closes their write windows as transfers
+begin and end, so that a late write finds no window on any rank.
+
+    coordinator  Reserve ............................ Release (never admitted)
+    prefill               Begin  Write...  Complete
+    step                                              admit ... end
+
+Leases are checked on every tick, idle or not. A lease that ends while a writer is active sends the
+pages to quarantine, see tknp.kv.pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from grpc import aio
+
+from tknp.errors import ProtocolError, Unavailable
+from tknp.kv.holding import State
+from tknp.kv.pages import PagePool
+from tknp.layout.rank import Rank
+from tknp.rpc.convert import key_from
+from tknp.transfer.compatibility import check
+from tknp.transfer.receiver import write
+from tknp.v1 import attention_owner_pb2 as pb
+from tknp.v1 import attention_owner_pb2_grpc
+from tknp.v1.common_pb2 import DescribeRequest, Placement
+from tknp.v1.step_pb2 import Step, StepResult
+from tknp.worker.runtime import DecodeRuntime
+from tknp.worker.steps import StepServer
+
+log = logging.getLogger(__name__)
+_TICK_S = 1.0
+
+
+class OwnerService(attention_owner_pb2_grpc.AttentionOwnerServicer):
+    """`siblings`: channels to the other TP ranks, on TP rank 0 only."""
+
+    def __init__(
+        self,
+        runtime: DecodeRuntime,
+        steps: StepServer,
+        siblings: Sequence[aio.Channel],
+        clock: Callable[[], float],
+    ) -> None:
+        self._runtime = runtime
+        self._steps = steps
+        self._siblings = [attention_owner_pb2_grpc.AttentionOwnerStub(c) for c in siblings]
+        self._clock = clock
+
+    async def tick(self) -> None:
+        """End leases for as long as the process lives."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            books = self._runtime.books
+            for key in books.expire(self._clock()) if books is not None else ():
+                log.warning("lease of %s ended before it was admitted", key)
+
+    async def Describe(self, request: DescribeRequest, context: Any) -> pb.OwnerDescription:
+        runtime = self._runtime
+        storage, receiver = runtime.storage, runtime.receiver
+        heads = runtime.pool.shard(runtime.rank).kv_heads
+        return pb.OwnerDescription(
+            compatibility=runtime.pool.compatibility,
+            progress=runtime.progress,
+            epoch=runtime.pool.config.epoch,
+            node=runtime.rank.node,
+            tp_rank=runtime.rank.t,
+            head_start=heads.start,
+            head_stop=heads.stop,
+            pages=runtime.pages,
+            kv_bytes=storage.nbytes if storage is not None else 0,
+            weight_bytes=runtime.total_bytes,
+            nixl_metadata=receiver.nixl_metadata if receiver is not None else b"",
+            nixl_address=receiver.nixl_address if receiver is not None else 0,
+            counts=self._counts(),
+            step_s=runtime.step_s,
+        )
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveResponse:
+        pool = self._books(request.epoch)
+        key = key_from(request.key)
+        pages = pool.reserve(key, request.tokens, request.lease_s)
+        return pb.ReserveResponse(placements=self._placements(pages, 0, request.tokens))
+
+    async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ReserveResponse:
+        pool = self._books(request.epoch)
+        key = key_from(request.key)
+        pages = pool.extend(key, request.tokens)
+        span = pool.holding(key).span
+        start = span.token_stop - request.tokens
+        return pb.ReserveResponse(placements=self._placements(pages, start, span.token_stop))
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.PageCounts:
+        pool = self._books(request.epoch)
+        pool.release(key_from(request.key))
+        return self._counts()
+
+    async def Begin(self, request: pb.TransferRequest, context: Any) -> pb.TransferResponse:
+        key = key_from(request.key)
+        self._check_epoch(request.epoch)
+        pages = tuple(request.pages)
+        if self._keeps_books:
+            books = self._books(request.epoch)
+            check(self._runtime.pool.compatibility, request.compatibility)
+            books.begin(key, request.writer)
+            pages = books.holding(key).pages
+        self._runtime.windows.open(key, request.writer, pages)
+        request.pages[:] = pages
+        await asyncio.gather(*(s.Begin(request) for s in self._siblings))
+        return pb.TransferResponse()
+
+    async def Renew(self, request: pb.TransferRequest, context: Any) -> pb.TransferResponse:
+        self._books(request.epoch).renew(key_from(request.key))
+        return pb.TransferResponse()
+
+    async def Complete(self, request: pb.TransferRequest, context: Any) -> pb.TransferResponse:
+        key = key_from(request.key)
+        self._check_epoch(request.epoch)
+        self._runtime.windows.close(key, request.writer)
+        await asyncio.gather(*(s.Complete(request) for s in self._siblings))
+        if self._keeps_books and not self._books(request.epoch).complete(key, request.writer):
+            raise ProtocolError(f"transfer of {key}: the request has ended meanwhile")
+        return pb.TransferResponse()
+
+    async def Abort(self, request: pb.TransferRequest, context: Any) -> pb.TransferResponse:
+        key = key_from(request.key)
+        self._runtime.windows.close(key, request.writer)
+        await asyncio.gather(*(s.Abort(request) for s in self._siblings))
+        if self._runtime.books is not None:
+            self._runtime.books.abort(key, request.writer)
+        return pb.TransferResponse()
+
+    async def Write(self, chunks: AsyncIterator[pb.KvChunk], context: Any) -> pb.WriteResponse:
+        if self._runtime.receiver is None:
+            raise Unavailable(f"rank {self._runtime.rank} has no KV pages (yet)")
+        return await write(self._runtime.receiver, chunks)
+
+    async def Run(self, steps: AsyncIterator[Step], context: Any) -> AsyncIterator[StepResult]:
+        async for result in self._steps.run(steps):
+            yield result
+
+    def _books(self, epoch: int) -> PagePool:
+        self._check_epoch(epoch)
+        if not self._keeps_books:
+            raise ProtocolError(f"rank {self._runtime.rank} keeps no books: ask TP rank 0")
+        if self._runtime.books is None:
+            raise Unavailable(f"node {self._runtime.rank.node} is still loading")
+        return self._runtime.books
+
+    @property
+    def _keeps_books(self) -> bool:
+        return self._runtime.rank.t == 0
+
+    def _check_epoch(self, epoch: int) -> None:
+        mine = self._runtime.pool.config.epoch
+        if epoch != mine:
+            raise ProtocolError(f"epoch {epoch} is not this node's {mine}: the pool has changed")
+
+    def _placements(self, pages: Sequence[int], start: int, stop: int) -> list[Placement]:
+        pool, node = self._runtime.pool, self._runtime.rank.node
+        placements = []
+        for t in range(pool.layout.tp):
+            heads = pool.shard(Rank(node, t)).kv_heads
+            placements.append(
+                Placement(
+                    node=node,
+                    tp_rank=t,
+                    layer_start=0,
+                    layer_stop=pool.layout.config.layers,
+                    head_start=heads.start,
+                    head_stop=heads.stop,
+                    token_start=start,
+                    token_stop=stop,
+                    pages=pages,
+                )
+            )
+        return placements
+
+    def _counts(self) -> pb.PageCounts:
+        if self._runtime.books is None:
+            return pb.PageCounts()
+        counts = self._runtime.books.counts()
+        return pb.PageCounts(
+            free=counts[State.FREE],
+            reserved=counts[State.RESERVED],
+            receiving=counts[State.RECEIVING],
+            live=counts[State.LIVE],
+            quarantined=counts[State.QUARANTINED],
+        )

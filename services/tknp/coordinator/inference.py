@@ -1,0 +1,140 @@
+"""The public service on the coordinator's port.
+
+    Generate   prompt -> ids (off the event loop) -> checked -> queued -> tokens as they come
+    GetModel   what a client has to know of the model
+    Tokenize   ids of a text or a chat
+
+Tokens that are ready together go out in one message. A client that goes away ends its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from tknp.coordinator.driver import Driver
+from tknp.coordinator.request import Event, Request
+from tknp.errors import InvalidValue, TknpError
+from tknp.kv.holding import Key
+from tknp.model.tokenizer import Tokenizer
+from tknp.rpc.convert import pack_ids, sampling_from, unpack_ids
+from tknp.sampling.params import validate
+from tknp.v1 import inference_pb2 as pb
+from tknp.v1 import inference_pb2_grpc
+from tknp.v1.common_pb2 import FinishReason
+
+_MAX_REQUEST_ID = 128
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Names on the wire are the client's; inside, every request has an id of its own."""
+
+    def __init__(self, driver: Driver, tokenizer: Tokenizer, model_name: str) -> None:
+        self._driver = driver
+        self._tokenizer = tokenizer
+        self._name = model_name
+        self._vocab_size = driver.pool.checkpoint.config.vocab_size
+
+    async def Generate(
+        self, message: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        arrived_s = self._driver.clock()
+        try:
+            request = await self._accept(message, arrived_s)
+        except TknpError:
+            self._driver.counts["refused"] += 1
+            raise
+        name = message.request_id or request.key.request_id
+        accepted = pb.Accepted(request_id=name, prompt_tokens=len(request.prompt))
+        try:
+            yield pb.GenerateResponse(accepted=accepted)
+            detokenizer = self._tokenizer.stream()
+            finish = None
+            while finish is None:
+                tokens, finish = await _next(request)
+                ids = [token.token_id for token in tokens]
+                text = "".join(map(detokenizer.push, ids))
+                response = pb.GenerateResponse(token_ids=pack_ids(ids), text=text)
+                if request.params.logprobs is not None:
+                    response.logprobs.extend(token.logprobs for token in tokens)
+                if finish is not None:
+                    response.text += detokenizer.flush()
+                    response.finish.CopyFrom(self._finish(request, finish))
+                yield response
+        finally:
+            self._driver.cancel(request)
+
+    async def GetModel(self, message: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
+        scheduler, model = self._driver.serving(), self._driver.pool.checkpoint.config
+        return pb.GetModelResponse(
+            name=self._name,
+            family=model.family,
+            dtype=self._driver.pool.config.dtype,
+            vocab_size=model.vocab_size,
+            max_model_len=scheduler.longest,
+            eos_token_ids=model.eos_ids,
+            has_chat_template=self._tokenizer.has_chat_template,
+        )
+
+    async def Tokenize(self, message: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        ids = await self._encode(message)
+        return pb.TokenizeResponse(token_ids=pack_ids(ids))
+
+    async def _accept(self, message: pb.GenerateRequest, arrived_s: float) -> Request:
+        scheduler = self._driver.serving()
+        if len(message.request_id) > _MAX_REQUEST_ID:
+            raise InvalidValue(
+                "request_id",
+                message.request_id[:16] + "...",
+                f"at most {_MAX_REQUEST_ID} characters",
+            )
+        prompt = await self._encode(message)
+        given = message.sampling.max_tokens if message.sampling.HasField("max_tokens") else None
+        max_tokens = scheduler.check(len(prompt), given)
+        params = sampling_from(message.sampling, seed=secrets.randbits(63), max_tokens=max_tokens)
+        validate(params, self._vocab_size)
+        request = Request(Key(uuid.uuid4().hex, 0), prompt, params, arrived_s)
+        self._driver.submit(request)
+        return request
+
+    async def _encode(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> Sequence[int]:
+        kind = message.WhichOneof("prompt")
+        if kind == "token_ids" and isinstance(message, pb.GenerateRequest):
+            ids = unpack_ids("token_ids", message.token_ids)
+            for token in ids:
+                if token >= self._vocab_size:
+                    raise InvalidValue("token_ids", token, f"ids end at {self._vocab_size - 1}")
+            return ids
+        if kind == "chat":
+            turns = [{"role": m.role, "content": m.content} for m in message.chat.messages]
+            return await asyncio.to_thread(self._tokenizer.chat, turns)
+        return await asyncio.to_thread(self._tokenizer.encode, message.text)
+
+    def _finish(self, request: Request, reason: FinishReason.ValueType) -> pb.Finish:
+        now = self._driver.clock()
+        return pb.Finish(
+            reason=reason,
+            prompt_tokens=len(request.prompt),
+            completion_tokens=len(request.generated),
+            owner=request.owner,
+            timings=pb.Timings(
+                queue_s=request.placed_s - request.arrived_s,
+                prefill_s=request.first_token_s - request.placed_s,
+                ttft_s=request.first_token_s - request.arrived_s,
+                total_s=now - request.arrived_s,
+            ),
+        )
+
+
+async def _next(request: Request) -> tuple[list[Any], FinishReason.ValueType | None]:
+    """Every token that is ready, and why the last one is the last."""
+    events: list[Event] = [await request.events.get()]
+    while not request.events.empty():
+        events.append(request.events.get_nowait())
+    for event in events:
+        if event.error is not None:
+            raise event.error
+    return [token for event in events for token in event.tokens], events[-1].finish

@@ -1,0 +1,77 @@
+"""The coordinator's process: one port with Inference, Coordinator, health and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from tknp.config import PoolConfig
+from tknp.coordinator.driver import Driver
+from tknp.coordinator.inference import InferenceService
+from tknp.coordinator.status import StatusService
+from tknp.model.tokenizer import load_tokenizer
+from tknp.pool import Pool, open_pool
+from tknp.rpc.channel import Server
+from tknp.rpc.process import run
+from tknp.v1 import coordinator_pb2, inference_pb2
+from tknp.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+from tknp.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+
+_REFRESH_S = 1.0
+SERVICES = (
+    inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
+    coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name,
+)
+
+
+class CoordinatorServer:
+    """Answers status at once; Inference is refused until the pool is ready."""
+
+    def __init__(self, pool: Pool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.driver = Driver(pool, clock)
+        self._pool = pool
+        self._server = Server(pool.config.coordinator, SERVICES)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        name = self._pool.checkpoint.path.name
+        tokenizer = load_tokenizer(self._pool.checkpoint)
+        inference = InferenceService(self.driver, tokenizer, name)
+        add_InferenceServicer_to_server(inference, self._server.grpc)
+        add_CoordinatorServicer_to_server(StatusService(self.driver, name), self._server.grpc)
+        await self._server.start()
+        self.driver.start()
+        self._tasks = [asyncio.create_task(self._health()), asyncio.create_task(self._refresh())]
+
+    async def failed(self) -> str:
+        await self.driver.failed.wait()
+        return self.driver.error
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self.driver.stop()
+        await self._server.stop()
+
+    async def _health(self) -> None:
+        await self.driver.ready.wait()
+        await self._server.ready(True)
+        await self.driver.failed.wait()
+        await self._server.ready(False)
+
+    async def _refresh(self) -> None:
+        """Keep what status shows of the processes fresh once they all run."""
+        await self.driver.ready.wait()
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            await self.driver.peers.refresh()
+
+
+def serve(config: PoolConfig) -> None:
+    """Serve the coordinator of `config` until SIGTERM or SIGINT.
+
+    Raises TknpError when the pool file or the checkpoint is bad, or when the pool fails.
+    """
+    pool = open_pool(config)
+    run(lambda: CoordinatorServer(pool))

@@ -1,0 +1,84 @@
+"""The Coordinator service: the pool at a glance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tknp.coordinator.driver import Driver
+from tknp.v1 import coordinator_pb2 as pb
+from tknp.v1 import coordinator_pb2_grpc
+
+
+class StatusService(coordinator_pb2_grpc.CoordinatorServicer):
+    """Answers from what processes said last; never asks them itself."""
+
+    def __init__(self, driver: Driver, model_name: str) -> None:
+        self._driver = driver
+        self._name = model_name
+        self._started_s = driver.clock()
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.Status:
+        driver, pool, scheduler = self._driver, self._driver.pool, self._driver.scheduler
+        counts = driver.counts
+        status = pb.Status(
+            ready=driver.ready.is_set() and not driver.failed.is_set(),
+            phase=driver.phase,
+            model=self._name,
+            dtype=pool.config.dtype,
+            strategy=pool.layout.strategy,
+            epoch=pool.config.epoch,
+            tp=pool.layout.tp,
+            page_size=pool.page_size,
+            max_model_len=pool.max_model_len if scheduler is None else scheduler.longest,
+            nodes=[self._node(n) for n in range(pool.layout.nodes)],
+            prefill=[self._prefill(p) for p in range(len(driver.peers.prefill))],
+            completed=counts["completed"],
+            cancelled=counts["cancelled"],
+            refused=counts["refused"],
+            failed=counts["failed"],
+            uptime_s=driver.clock() - self._started_s,
+            error=driver.error,
+        )
+        kinds = {p.kv_transfer for p in status.prefill if p.kv_transfer}
+        status.kv_transfer = ", ".join(sorted(kinds))
+        if scheduler is not None:
+            status.queued = len(scheduler.queue)
+            status.prefilling = len(scheduler.placed)
+            status.running = len(scheduler.running) + len(scheduler.ready)
+            status.steps = scheduler.steps
+        return status
+
+    def _node(self, node: int) -> pb.NodeStatus:
+        pool, scheduler = self._driver.pool, self._driver.scheduler
+        block, ranks = pool.layout.blocks[node], self._driver.peers.nodes[node]
+        owner = ranks[0].owner
+        status = pb.NodeStatus(
+            node=node,
+            addresses=[peer.address for peer in ranks],
+            progress=ranks[0].progress,
+            layer_start=block.start,
+            layer_stop=block.stop,
+            embedding=block.embedding,
+            head=block.head,
+            weight_bytes=pool.weight_bytes(node),
+        )
+        if owner is not None:
+            status.kv_bytes = owner.kv_bytes
+            status.step_s = owner.step_s
+        if scheduler is not None:
+            load = scheduler.loads[node]
+            status.pages, status.used_pages = load.pages, load.used
+            status.capacity_tokens = load.pages * pool.page_size
+            status.requests = scheduler.owned_requests(node)
+            status.kv_tokens = scheduler.kv_tokens(node)
+        return status
+
+    def _prefill(self, replica: int) -> pb.PrefillStatus:
+        ranks = self._driver.peers.prefill[replica]
+        first = ranks[0].prefill
+        return pb.PrefillStatus(
+            addresses=[peer.address for peer in ranks],
+            progress=ranks[0].progress,
+            requests=self._driver.prefilling[replica],
+            kv_transfer=first.kv_transfer if first is not None else "",
+        )

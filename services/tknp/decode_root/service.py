@@ -1,0 +1,43 @@
+"""DecodeRoot on one rank. Steps come from the coordinator and go to the rank's engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tknp.layout.rank import Rank
+from tknp.v1 import decode_root_pb2_grpc
+from tknp.v1.common_pb2 import DescribeRequest
+from tknp.v1.decode_root_pb2 import RootDescription
+from tknp.v1.step_pb2 import Step, StepResult
+from tknp.worker.runtime import DecodeRuntime
+from tknp.worker.steps import StepServer
+
+
+class RootService(decode_root_pb2_grpc.DecodeRootServicer):
+    """Holds no state of its own: weights are the runtime's, rows the step messages'."""
+
+    def __init__(self, runtime: DecodeRuntime, steps: StepServer) -> None:
+        self._runtime = runtime
+        self._steps = steps
+
+    async def Describe(self, request: DescribeRequest, context: Any) -> RootDescription:
+        runtime, layout = self._runtime, self._runtime.pool.layout
+        block = layout.blocks[runtime.rank.node]
+        return RootDescription(
+            compatibility=runtime.pool.compatibility,
+            progress=runtime.progress,
+            epoch=runtime.pool.config.epoch,
+            node=runtime.rank.node,
+            tp_rank=runtime.rank.t,
+            layer_start=block.start,
+            layer_stop=block.stop,
+            embedding=block.embedding,
+            head=block.head,
+            samples=runtime.rank == Rank(layout.sampler, 0),
+            weight_bytes=runtime.total_bytes,
+        )
+
+    async def Run(self, steps: AsyncIterator[Step], context: Any) -> AsyncIterator[StepResult]:
+        async for result in self._steps.run(steps):
+            yield result

@@ -1,0 +1,107 @@
+"""Serves one TP rank of a decode node until it is told to stop or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from tknp.attention_owner.service import OwnerService
+from tknp.config import PoolConfig
+from tknp.decode_root.service import RootService
+from tknp.layout.rank import Rank
+from tknp.pool import Pool, open_pool
+from tknp.rpc.channel import Server, connect
+from tknp.rpc.process import run
+from tknp.transport.base import Transport
+from tknp.transport.distributed import connect as join
+from tknp.v1 import attention_owner_pb2, decode_root_pb2
+from tknp.v1.attention_owner_pb2_grpc import add_AttentionOwnerServicer_to_server
+from tknp.v1.decode_root_pb2_grpc import add_DecodeRootServicer_to_server
+from tknp.worker.runtime import Connect, DecodeRuntime
+from tknp.worker.steps import StepServer
+
+log = logging.getLogger(__name__)
+ROOT_SERVICE = decode_root_pb2.DESCRIPTOR.services_by_name["DecodeRoot"].full_name
+OWNER_SERVICE = attention_owner_pb2.DESCRIPTOR.services_by_name["AttentionOwner"].full_name
+
+
+def distributed(pool: Pool, rank: Rank, device: torch.device) -> Transport:
+    """The data plane of a rank that is a process: gloo on CPU, NCCL on CUDA."""
+    return join(
+        rank, pool.layout.nodes, pool.layout.tp,
+        backend="gloo" if device.type == "cpu" else "nccl",
+        store_address=pool.config.data_plane, epoch=pool.config.epoch,
+        timeout_s=pool.config.timeout_s, device=device,
+        interface=pool.config.interface or None,
+    )  # fmt: skip
+
+
+class NodeServer:
+    """One rank with its port: DecodeRoot where it roots layers, AttentionOwner where it owns."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        rank: Rank,
+        connect_data_plane: Connect = distributed,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        addresses = pool.config.nodes[rank.node].addresses
+        others = addresses[1:] if rank.t == 0 else ()
+        self.runtime = DecodeRuntime(pool, rank, connect_data_plane, clock)
+        self._siblings = [connect(address) for address in others]
+        self._names = []
+        if pool.config.nodes[rank.node].role != "attention-owner":
+            self._names.append(ROOT_SERVICE)
+        if pool.config.nodes[rank.node].role != "decode-root":
+            self._names.append(OWNER_SERVICE)
+        self._server = Server(addresses[rank.t], self._names)
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        steps = StepServer(self.runtime, self._siblings)
+        if ROOT_SERVICE in self._names:
+            root = RootService(self.runtime, steps)
+            add_DecodeRootServicer_to_server(root, self._server.grpc)
+        if OWNER_SERVICE in self._names:
+            owner = OwnerService(self.runtime, steps, self._siblings, self._clock)
+            add_AttentionOwnerServicer_to_server(owner, self._server.grpc)
+            self._tasks.append(asyncio.create_task(owner.tick()))
+        await self._server.start()
+        self._tasks.append(asyncio.create_task(self._prepare()))
+
+    async def failed(self) -> str:
+        await self.runtime.failed.wait()
+        return self.runtime.error
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._server.stop()
+        await asyncio.to_thread(self.runtime.close)
+        for channel in self._siblings:
+            await channel.close(None)
+
+    async def _prepare(self) -> None:
+        try:
+            await self.runtime.load()
+            await self.runtime.join()
+        except Exception as error:
+            log.exception("rank %s can't start", self.runtime.rank)
+            self.runtime.fail(f"rank {self.runtime.rank} can't start: {error}")
+        else:
+            await self._server.ready(True)
+
+
+def serve(config: PoolConfig, node: int, tp_rank: int) -> None:
+    """Serve TP rank `tp_rank` of decode node `node` until SIGTERM or SIGINT.
+
+    Raises TknpError when the pool file or the checkpoint is bad, or when the rank fails.
+    """
+    pool = open_pool(config)
+    run(lambda: NodeServer(pool, Rank(node, tp_rank)))

@@ -1,0 +1,113 @@
+"""What every process of a pool derives from the pool file and the checkpoint, alike. No torch.
+
+Two processes whose `compatibility` differs must not work together: they would cut the model or
+number the pages differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from tknp.config import PoolConfig
+from tknp.errors import InvalidValue
+from tknp.kv.size import page_bytes, pages_in
+from tknp.layout.layout import Layout, NodeSpec, make_layout
+from tknp.layout.rank import Rank
+from tknp.model.checkpoint import Checkpoint, open_checkpoint
+from tknp.model.footprint import footprint
+from tknp.model.shard import Shard, check_tp
+from tknp.transfer.compatibility import build
+from tknp.v1.common_pb2 import Compatibility
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool file and the checkpoint that it names."""
+
+    config: PoolConfig
+    checkpoint: Checkpoint
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Blocks and owners. Equal memories are assumed where none are declared."""
+        specs = [
+            NodeSpec(
+                memory_bytes=node.memory_bytes or 0,
+                root=node.role != "attention-owner",
+                owner=node.role != "decode-root",
+            )
+            for node in self.config.nodes
+        ]
+        return make_layout(self.checkpoint.config, self.config.dtype, self.config.tp, specs)
+
+    @property
+    def page_size(self) -> int:
+        return self.config.tokens_per_page
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output in tokens."""
+        return self.config.max_model_len or self.checkpoint.config.max_position
+
+    def weight_bytes(self, node: int) -> int:
+        """Weights on TP rank 0 of decode node `node`."""
+        model = self.checkpoint.config
+        return self.layout.blocks[node].weight_bytes(
+            footprint(model, self.config.dtype, self.config.tp)
+        )
+
+    def pages(self, node: int, measured_bytes: int) -> int:
+        """Pages on each rank of `node`, the dummy page among them; 0 where it owns nothing.
+
+        The budget is the declared memory minus weights, else the declared KV memory, else
+        `measured_bytes`. Raises InvalidValue naming the setting when it holds no page.
+        """
+        if node not in self.layout.owners:
+            return 0
+        memory = self.config.nodes[node].memory_bytes
+        field, budget = "kv_memory_bytes", self.config.kv_memory_bytes or measured_bytes
+        if memory is not None:
+            field, budget = f"nodes[{node}].memory_bytes", memory - self.weight_bytes(node)
+        model, dtype, tp = self.checkpoint.config, self.config.dtype, self.config.tp
+        try:
+            return pages_in(budget, model, dtype, tp, self.page_size)
+        except InvalidValue:
+            need = 2 * page_bytes(model, dtype, tp, self.page_size)
+            given = memory if memory is not None else budget
+            raise InvalidValue(
+                field, given,
+                f"leaves {budget} bytes for KV; two pages of {self.page_size} tokens need {need}",
+            ) from None  # fmt: skip
+
+    def shard(self, rank: Rank) -> Shard:
+        return self.layout.shard(rank)
+
+    @cached_property
+    def compatibility(self) -> Compatibility:
+        """What decode nodes and the coordinator must agree on; prefill leaves `layout` empty."""
+        return build(
+            self.checkpoint.config,
+            model=self.checkpoint.fingerprint,
+            dtype=self.config.dtype,
+            page_size=self.page_size,
+            layout=self.layout.digest,
+        )
+
+
+def open_pool(config: PoolConfig) -> Pool:
+    """Open the checkpoint that `config` names, and check everything that can be without reading it.
+
+    Raises CheckpointError or InvalidValue, before any process serves.
+    """
+    checkpoint = open_checkpoint(config.model)
+    checkpoint.validate()
+    pool = Pool(config, checkpoint)
+    longest = checkpoint.config.max_position
+    if pool.max_model_len > longest:
+        raise InvalidValue("max_model_len", pool.max_model_len, f"the checkpoint ends at {longest}")
+    for i, replica in enumerate(config.prefill):
+        check_tp(f"prefill[{i}].addresses", checkpoint.config, len(replica.addresses))
+    for node in pool.layout.owners:
+        pool.pages(node, measured_bytes=2**62)
+    return pool

@@ -1,0 +1,135 @@
+"""One rank of a prefill replica: weights, scratch pages, and the chunks it runs.
+
+A rank runs chunks one after another on its compute thread. The pages of a request are local
+scratch of the owner's page size, so that a page here is a page there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tknp.attention.base import AttentionShape
+from tknp.attention.prefill import PrefillAttention
+from tknp.engine.decode import TORCH_DTYPES
+from tknp.engine.executor import Executor, Frame
+from tknp.errors import TknpError
+from tknp.kv.storage import KvStorage
+from tknp.layout.layout import Layout
+from tknp.layout.prefill import derive_chunk
+from tknp.layout.rank import Rank
+from tknp.model.dense import Dense
+from tknp.model.rope import rope_table
+from tknp.sampling.history import RowState
+from tknp.sampling.params import SamplingParams
+from tknp.sampling.sampler import RowLogprobs, Sampler
+from tknp.transfer.base import Push
+from tknp.transport.base import Transport
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The first token of a request, at TP rank 0."""
+
+    token: int
+    logprobs: RowLogprobs | None = None
+    error: TknpError | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens `ids` at positions start, start + 1, ... of a prompt whose KV lies in local `pages`.
+
+    `row`: how to draw the first token; on the last chunk only.
+    """
+
+    ids: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    push: Push
+    row: RowState | None = None
+
+
+class PrefillRank:
+    """`transport` joins the ranks of the replica. One thread runs chunks."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        t: int,
+        transport: Transport,
+        *,
+        dense: Dense,
+        storage: KvStorage,
+        page_size: int,
+        max_positions: int,
+        max_chunk: int,
+        device: torch.device,
+    ) -> None:
+        shard = layout.shard(Rank(0, t))
+        self.storage = storage
+        self._layout = layout
+        self._t = t
+        self._device = device
+        self._transport = transport
+        cos, sin = rope_table(layout.config, torch.arange(max_positions))
+        shape = AttentionShape.of(shard, page_size)
+        self._attention = PrefillAttention(shape, (cos.to(device), sin.to(device)))
+        self._sampler = Sampler(layout.config.vocab_size, layout.config.eos_ids)
+        self._executor = Executor(
+            Rank(0, t), dense, transport,
+            widths=(shard.qkv_width, shard.q_width), hidden_size=layout.config.hidden_size,
+            dtype=TORCH_DTYPES[layout.dtype], device=device, max_rows=max_chunk,
+        )  # fmt: skip
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"prefill-{t}")
+
+    def submit(self, chunk: Chunk) -> Future[Drawn | None]:
+        """Queue a chunk; its result is the first token, at TP rank 0 and on the last chunk."""
+        return self._thread.submit(self._run, chunk)
+
+    def close(self) -> None:
+        self._transport.abort("shutting down")
+        self._transport.close()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    @torch.inference_mode()
+    def _run(self, chunk: Chunk) -> Drawn | None:
+        last = chunk.row is not None
+        stop = chunk.start + len(chunk.ids)
+        table = torch.tensor(chunk.pages, dtype=torch.int32, device=self._device)
+        ids = torch.tensor(chunk.ids, dtype=torch.int64, device=self._device)
+        drawn: list[Drawn] = []
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            out = self._attention.attend(qkv, chunk.start, table, *self.storage.layer(layer))
+            # A broken transfer is reported by `finish`. Stopping here would leave the other ranks
+            # of the replica waiting in the collectives of this chunk.
+            with suppress(TknpError):
+                chunk.push.push(layer, chunk.start, stop)
+            return out
+
+        def draw(logits: Tensor) -> Tensor:
+            if chunk.row is not None:
+                drawn.append(self._draw(logits, chunk.row))
+            return ids[:1]
+
+        program = derive_chunk(self._layout, len(chunk.ids), self._t, last=last)
+        self._executor.run(program, Frame(lambda: ids, attend, draw, feedback=lambda _: None))
+        return drawn[0] if drawn else None
+
+    def _draw(self, logits: Tensor, row: RowState) -> Drawn:
+        sampled = self._sampler.sample(logits, [row])
+        return Drawn(sampled.tokens[0], sampled.logprobs[0], sampled.errors.get(0))
+
+
+def first_row(
+    params: SamplingParams, vocab_size: int, prompt: Sequence[int], generated: int
+) -> RowState:
+    """State before the token after `prompt`, whose last `generated` ids came from a replay."""
+    at = len(prompt) - generated
+    return RowState.at(params, vocab_size, prompt[:at], prompt[at:])

@@ -1,0 +1,244 @@
+"""TP rank 0 of a replica: takes requests, gives every rank the same chunks in the same order.
+
+    for each request   room -> Begin -> open on all ranks -> chunk, chunk, ... -> finish -> Complete
+    between requests   a request submits its next chunk when its last is done, so that chunks of
+                       concurrent requests alternate and a long prompt doesn't hold up short ones
+
+Leases at the owners are renewed while a request is under way. Any failure, the caller's going away
+among them, aborts the transfer on every rank first and tells the owners after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from grpc import aio
+
+from tknp.errors import TknpError, Unavailable
+from tknp.kv.holding import Key
+from tknp.prefill.compute import Drawn, first_row
+from tknp.prefill.requests import LocalRequests, Target
+from tknp.rpc.channel import connect
+from tknp.rpc.convert import key_to, pack_ids
+from tknp.rpc.outbox import Outbox
+from tknp.rpc.status import error_from
+from tknp.sampling.params import SamplingParams
+from tknp.v1.attention_owner_pb2 import TransferRequest, TransferResponse
+from tknp.v1.attention_owner_pb2_grpc import AttentionOwnerStub
+from tknp.v1.common_pb2 import Compatibility, Placement
+from tknp.v1.prefill_pb2 import ChunkDone, PrefillChunk
+from tknp.v1.prefill_pb2_grpc import PrefillStub
+
+if TYPE_CHECKING:
+    from tknp.v1.attention_owner_pb2_grpc import AttentionOwnerAsyncStub
+
+log = logging.getLogger(__name__)
+_OWNER_CALL_S = 10.0
+_RENEWALS_A_LEASE = 6
+_SIBLING_ENDED = "a TP rank of this prefill replica has ended"
+OwnerCall = "aio.UnaryUnaryMultiCallable[TransferRequest, TransferResponse]"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt. `generated`: how many of its last ids a replay had generated before."""
+
+    key: Key
+    epoch: int
+    prompt: Sequence[int]
+    params: SamplingParams
+    placements: Sequence[Placement]
+    owners: Sequence[str]
+    generated: int
+
+
+@dataclass(frozen=True)
+class Result:
+    drawn: Drawn
+    compute_s: float
+    transfer_s: float
+    transferred_bytes: int
+
+
+class Replica:
+    """`siblings`: channels to the other TP ranks. `compatibility`: shown to owners on Begin."""
+
+    def __init__(
+        self,
+        requests: LocalRequests,
+        siblings: Sequence[aio.Channel],
+        *,
+        vocab_size: int,
+        chunk_tokens: int,
+        compatibility: Compatibility,
+        lease_s: float,
+    ) -> None:
+        self._requests = requests
+        self._vocab_size = vocab_size
+        self._chunk_tokens = chunk_tokens
+        self._compatibility = compatibility
+        self._lease_s = lease_s
+        self._writer = f"prefill-{uuid.uuid4().hex[:12]}"
+        self._owners: dict[str, aio.Channel] = {}
+        self._sequence = 0
+        self._order = asyncio.Lock()
+        self._entry = asyncio.Lock()
+        self._siblings = [_Sibling(channel) for channel in siblings]
+
+    async def run(self, job: Job) -> Result:
+        """Compute and deliver `job`. Raises TknpError; nothing of it is left then."""
+        target = Target(job.epoch, self._writer, job.placements, job.owners)
+        leaders = [
+            AttentionOwnerStub(self._channel(address))
+            for placement, address in zip(job.placements, job.owners, strict=True)
+            if placement.tp_rank == 0
+        ]
+        transfer = TransferRequest(
+            key=key_to(job.key), epoch=job.epoch, writer=self._writer, lease_s=self._lease_s,
+            compatibility=self._compatibility,
+        )  # fmt: skip
+        renewing = asyncio.create_task(self._renew(leaders, transfer))
+        try:
+            async with self._entry:
+                await self._requests.room(len(job.prompt))
+                await _each([leader.Begin for leader in leaders], transfer)
+                await self._requests.open(job.key, len(job.prompt), target)
+            result = await self._deliver(job, target)
+            await _each([leader.Complete for leader in leaders], transfer)
+            return result
+        except BaseException:
+            # The caller may be gone; what must not be cut short runs on its own.
+            await asyncio.shield(self._abort(job, leaders, transfer))
+            raise
+        finally:
+            renewing.cancel()
+
+    async def close(self) -> None:
+        for sibling in self._siblings:
+            sibling.close()
+        for channel in self._owners.values():
+            await channel.close(None)
+
+    async def _deliver(self, job: Job, target: Target) -> Result:
+        began = time.perf_counter()
+        drawn: Drawn | None = None
+        delivered: list[asyncio.Future[ChunkDone]] = []
+        for start in range(0, len(job.prompt), self._chunk_tokens):
+            ids = job.prompt[start : start + self._chunk_tokens]
+            last = start + len(ids) == len(job.prompt)
+            row = None
+            if last:
+                row = first_row(job.params, self._vocab_size, job.prompt, job.generated)
+            async with self._order:
+                answers = self._tell_siblings(
+                    PrefillChunk(
+                        key=key_to(job.key), epoch=job.epoch, token_ids=pack_ids(ids),
+                        start=start, prompt_tokens=len(job.prompt), last=last,
+                        placements=target.placements if start == 0 else (),
+                        owners=target.owners if start == 0 else (), writer=target.writer,
+                    )
+                )  # fmt: skip
+                own = await self._requests.chunk(job.key, ids, start, row)
+            drawn = await own
+            if last:
+                delivered = answers
+            else:
+                await _all_done(answers)
+        computed = time.perf_counter()
+        sent = await self._requests.finish(job.key)
+        sent += sum(done.transferred_bytes for done in await _all_done(delivered))
+        if drawn is None:
+            raise TknpError(f"prefill of {job.key} drew no token")
+        return Result(drawn, computed - began, time.perf_counter() - computed, sent)
+
+    def _tell_siblings(self, chunk: PrefillChunk) -> list[asyncio.Future[ChunkDone]]:
+        if not self._siblings:
+            return []
+        chunk.sequence = self._sequence
+        self._sequence += 1
+        return [sibling.send(chunk) for sibling in self._siblings]
+
+    async def _abort(
+        self, job: Job, leaders: Sequence[AttentionOwnerAsyncStub], transfer: TransferRequest
+    ) -> None:
+        try:
+            async with self._order:
+                abort = PrefillChunk(key=key_to(job.key), epoch=job.epoch, abort=True)
+                answers = self._tell_siblings(abort)
+            await self._requests.abort(job.key)
+            await _all_done(answers)
+            await _each([leader.Abort for leader in leaders], transfer)
+        except TknpError as error:
+            log.warning("abort of %s: %s; its pages stay quarantined", job.key, error)
+
+    async def _renew(
+        self, leaders: Sequence[AttentionOwnerAsyncStub], transfer: TransferRequest
+    ) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / _RENEWALS_A_LEASE)
+            try:
+                await _each([leader.Renew for leader in leaders], transfer)
+            except TknpError as error:
+                log.warning("lease of %s not renewed: %s", transfer.key.request_id, error)
+
+    def _channel(self, address: str) -> aio.Channel:
+        if address not in self._owners:
+            self._owners[address] = connect(address)
+        return self._owners[address]
+
+
+class _Sibling:
+    """The stream of chunks to one other TP rank."""
+
+    def __init__(self, channel: aio.Channel) -> None:
+        self._stub = PrefillStub(channel)
+        self._chunks: Outbox[PrefillChunk] = Outbox()
+        self._waiting: dict[int, asyncio.Future[ChunkDone]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    def send(self, chunk: PrefillChunk) -> asyncio.Future[ChunkDone]:
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read())
+        if self._reader.done():
+            raise Unavailable(_SIBLING_ENDED)
+        answer: asyncio.Future[ChunkDone] = asyncio.get_running_loop().create_future()
+        self._waiting[chunk.sequence] = answer
+        self._chunks.put(chunk)
+        return answer
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def _read(self) -> None:
+        reason = _SIBLING_ENDED
+        try:
+            async for done in self._stub.Follow(self._chunks):
+                self._waiting.pop(done.sequence).set_result(done)
+        except aio.AioRpcError as error:
+            reason = f"{reason}: {error.details()}"
+        finally:
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(Unavailable(reason))
+
+
+async def _all_done(answers: Sequence[asyncio.Future[ChunkDone]]) -> list[ChunkDone]:
+    done = await asyncio.gather(*answers)
+    for answer in done:
+        if answer.error:
+            raise TknpError(answer.error)
+    return list(done)
+
+
+async def _each(calls: Sequence[OwnerCall], transfer: TransferRequest) -> None:
+    try:
+        await asyncio.gather(*(call(transfer, timeout=_OWNER_CALL_S) for call in calls))
+    except aio.AioRpcError as error:
+        raise error_from(error, "attention owner") from error

@@ -1,0 +1,87 @@
+"""Serves one TP rank of a prefill replica until it is told to stop or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import torch
+
+from tknp.config import PoolConfig
+from tknp.layout.rank import Rank
+from tknp.pool import Pool, open_pool
+from tknp.prefill.runtime import Connect, PrefillRuntime
+from tknp.prefill.service import PrefillService
+from tknp.rpc.channel import Server, connect
+from tknp.rpc.process import run
+from tknp.transport.base import Transport
+from tknp.transport.distributed import connect as join
+from tknp.transport.local import LocalHub
+from tknp.v1 import prefill_pb2
+from tknp.v1.prefill_pb2_grpc import add_PrefillServicer_to_server
+
+log = logging.getLogger(__name__)
+SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
+
+
+def distributed(pool: Pool, replica: int, t: int, device: torch.device) -> Transport:
+    """Joins the ranks of a replica, each a process. A single rank has nobody to join."""
+    config = pool.config.prefill[replica]
+    tp = len(config.addresses)
+    if tp == 1:
+        return LocalHub(1, 1, pool.config.timeout_s).transport(Rank(0, 0))
+    return join(
+        Rank(0, t), 1, tp,
+        backend="gloo" if device.type == "cpu" else "nccl",
+        store_address=config.data_plane, epoch=pool.config.epoch,
+        timeout_s=pool.config.timeout_s, device=device,
+        interface=pool.config.interface or None,
+    )  # fmt: skip
+
+
+class PrefillServer:
+    """One rank with its port."""
+
+    def __init__(
+        self, pool: Pool, replica: int, t: int, connect_replica: Connect = distributed
+    ) -> None:
+        addresses = pool.config.prefill[replica].addresses
+        self._siblings = [connect(a) for a in (addresses[1:] if t == 0 else ())]
+        self.runtime = PrefillRuntime(pool, replica, t, self._siblings, connect_replica)
+        self._server = Server(addresses[t], [SERVICE])
+        self._preparing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        add_PrefillServicer_to_server(PrefillService(self.runtime), self._server.grpc)
+        await self._server.start()
+        self._preparing = asyncio.create_task(self._prepare())
+
+    async def failed(self) -> str:
+        await self.runtime.failed.wait()
+        return self.runtime.error
+
+    async def stop(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+        await self._server.stop()
+        await self.runtime.close()
+        for channel in self._siblings:
+            await channel.close(None)
+
+    async def _prepare(self) -> None:
+        try:
+            await self.runtime.prepare()
+        except Exception as error:
+            log.exception("prefill rank can't start")
+            self.runtime.fail(f"prefill rank {self.runtime.t} can't start: {error}")
+        else:
+            await self._server.ready(True)
+
+
+def serve(config: PoolConfig, replica: int, tp_rank: int) -> None:
+    """Serve TP rank `tp_rank` of prefill replica `replica` until SIGTERM or SIGINT.
+
+    Raises TknpError when the pool file or the checkpoint is bad, or when the rank fails.
+    """
+    pool = open_pool(config)
+    run(lambda: PrefillServer(pool, replica, tp_rank))

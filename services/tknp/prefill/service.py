@@ -1,0 +1,68 @@
+"""The Prefill service of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tknp.errors import ProtocolError, Unavailable
+from tknp.prefill.follower import follow
+from tknp.prefill.replica import Job
+from tknp.prefill.runtime import PrefillRuntime
+from tknp.rpc.convert import key_from, sampling_from, token_to, unpack_ids
+from tknp.v1 import prefill_pb2 as pb
+from tknp.v1 import prefill_pb2_grpc
+from tknp.v1.common_pb2 import DescribeRequest
+
+
+class PrefillService(prefill_pb2_grpc.PrefillServicer):
+    """Run is TP rank 0's, Follow that of the others."""
+
+    def __init__(self, runtime: PrefillRuntime) -> None:
+        self._runtime = runtime
+
+    async def Describe(self, request: DescribeRequest, context: Any) -> pb.PrefillDescription:
+        runtime = self._runtime
+        return pb.PrefillDescription(
+            compatibility=runtime.compatibility,
+            progress=runtime.progress,
+            tp=runtime.tp,
+            tp_rank=runtime.t,
+            requests=len(runtime.requests) if runtime.requests is not None else 0,
+            kv_transfer=runtime.kv_transfer,
+            max_prompt_tokens=runtime.max_prompt_tokens,
+        )
+
+    async def Run(self, request: pb.PrefillRequest, context: Any) -> pb.PrefillResponse:
+        replica = self._runtime.replica
+        if replica is None:
+            raise Unavailable("this prefill rank is not ready, or not TP rank 0")
+        prompt = unpack_ids("token_ids", request.token_ids)
+        if len(request.owners) != len(request.placements) or not request.placements:
+            raise ProtocolError(
+                f"{len(request.placements)} placements with {len(request.owners)} addresses"
+            )
+        result = await replica.run(
+            Job(
+                key_from(request.key), request.epoch, prompt,
+                sampling_from(request.sampling, seed=0, max_tokens=1),
+                request.placements, request.owners, request.generated,
+            )
+        )  # fmt: skip
+        drawn = result.drawn
+        token = token_to(drawn.token, drawn.logprobs, drawn.error)
+        return pb.PrefillResponse(
+            token=token,
+            compute_s=result.compute_s,
+            transfer_s=result.transfer_s,
+            transferred_bytes=result.transferred_bytes,
+        )
+
+    async def Follow(
+        self, chunks: AsyncIterator[pb.PrefillChunk], context: Any
+    ) -> AsyncIterator[pb.ChunkDone]:
+        runtime = self._runtime
+        if runtime.requests is None or runtime.t == 0:
+            raise Unavailable("this prefill rank is not ready, or is TP rank 0")
+        async for done in follow(runtime.requests, runtime.vocab_size, chunks):
+            yield done

@@ -1,0 +1,156 @@
+"""What one decode rank consists of: weights, pages, transport, engine thread, and its phase."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from tknp.attention.base import AttentionShape
+from tknp.attention.factory import decode_attention
+from tknp.engine.batch import Delta
+from tknp.engine.decode import TORCH_DTYPES, DecodeRank, Outcome
+from tknp.kv.pages import PagePool
+from tknp.kv.storage import KvStorage
+from tknp.layout.rank import Rank
+from tknp.model.dense import TorchDense
+from tknp.model.rope import rope_table
+from tknp.pool import Pool
+from tknp.transfer.factory import make_receiver
+from tknp.transfer.receiver import Receiver
+from tknp.transfer.windows import WriteWindows
+from tknp.transport.base import Transport
+from tknp.v1.common_pb2 import Phase, Progress
+from tknp.worker.memory import measured_kv_bytes
+
+log = logging.getLogger(__name__)
+Connect = Callable[[Pool, Rank, torch.device], Transport]
+_STEPS_REMEMBERED = 64
+
+
+class DecodeRuntime:
+    """Built by `start`, which blocks; steps run one after another on the engine thread.
+
+    `connect` gives the data plane: torch.distributed in a process of its own, or a hub where ranks
+    are threads. `books`: pages of the whole node, at TP rank 0 of a node that owns requests.
+    """
+
+    def __init__(
+        self, pool: Pool, rank: Rank, connect: Connect, clock: Callable[[], float]
+    ) -> None:
+        self.pool = pool
+        self.rank = rank
+        self.phase: Phase.ValueType = Phase.PHASE_LOADING
+        self.loaded_bytes = 0
+        self.total_bytes = 0
+        self.error = ""
+        self.failed = asyncio.Event()
+        self.pages = 0
+        self.storage: KvStorage | None = None
+        self.books: PagePool | None = None
+        self.receiver: Receiver | None = None
+        self.windows = WriteWindows()
+        self.device = torch.device("cpu" if pool.config.device == "cpu" else f"cuda:{rank.t}")
+        self._connect = connect
+        self._clock = clock
+        self._transport: Transport | None = None
+        self._engine: DecodeRank | None = None
+        self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"engine-{rank.node}-{rank.t}")
+
+    async def load(self) -> None:
+        """Read the weights and allocate the pages."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+
+    async def join(self) -> None:
+        """Meet the other ranks of the pool on the data plane."""
+        self.phase = Phase.PHASE_JOINING
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._join)
+        self.phase = Phase.PHASE_READY
+
+    def submit(self, delta: Delta) -> Future[Outcome]:
+        """Queue one step; at most a few are in flight."""
+        return self._thread.submit(self._step, delta)
+
+    @property
+    def step_s(self) -> float:
+        """Median seconds of recent steps."""
+        return statistics.median(self._seconds) if self._seconds else 0.0
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(
+            phase=self.phase,
+            loaded_bytes=self.loaded_bytes,
+            total_bytes=self.total_bytes,
+            error=self.error,
+        )
+
+    def fail(self, reason: str) -> None:
+        """This rank can't go on. Called on the event loop; the first reason stays."""
+        if not self.error:
+            log.error("%s", reason)
+            self.error = reason
+            self.phase = Phase.PHASE_FAILED
+            self.failed.set()
+            if self._transport is not None:
+                self._transport.abort(reason)
+
+    def close(self) -> None:
+        """Let go of peers and stop the engine thread."""
+        if self._transport is not None:
+            self._transport.abort("shutting down")
+            self._transport.close()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self.receiver is not None:
+            self.receiver.close()
+
+    def _load(self) -> None:
+        pool, shard = self.pool, self.pool.shard(self.rank)
+        dtype = TORCH_DTYPES[pool.config.dtype]
+        weights = pool.checkpoint.load(shard, dtype, self.device, self._progressed)
+        self._dense = TorchDense(weights) if len(shard.layers) else None
+        measured = measured_kv_bytes(self.device)
+        self.pages = pool.pages(self.rank.node, measured)
+        if self.pages:
+            self.storage = KvStorage(
+                shard.config.layers, self.pages, len(shard.kv_heads), pool.page_size,
+                shard.config.head_dim, dtype, self.device,
+            )  # fmt: skip
+            self.receiver = make_receiver(
+                pool.config.kv_transfer, self.storage, range(shard.config.layers),
+                shard.kv_heads, self.windows,
+            )  # fmt: skip
+            if self.rank.t == 0:
+                self.books = PagePool(self.pages, pool.page_size, self._clock)
+
+    def _progressed(self, done_bytes: int, total_bytes: int) -> None:
+        self.loaded_bytes, self.total_bytes = done_bytes, total_bytes
+
+    def _join(self) -> None:
+        pool = self.pool
+        self._transport = self._connect(pool, self.rank, self.device)
+        shape = AttentionShape.of(pool.shard(self.rank), pool.page_size)
+        cos, sin = rope_table(pool.checkpoint.config, torch.arange(pool.max_model_len + 1))
+        attention: Any = None
+        if self.storage is not None:
+            table = cos.to(self.device), sin.to(self.device)
+            attention = decode_attention(shape, table)
+        self._engine = DecodeRank(
+            pool.layout, self.rank, self._transport,
+            dense=self._dense, attention=attention, storage=self.storage,
+            epoch=pool.config.epoch, max_batch=pool.config.max_batch, device=self.device,
+        )  # fmt: skip
+
+    def _step(self, delta: Delta) -> Outcome:
+        if self._engine is None:
+            raise RuntimeError("a step came before the data plane was joined")
+        outcome = self._engine.step(delta)
+        self._seconds.append(outcome.seconds)
+        return outcome
