@@ -1,0 +1,1 @@
+"""One sampler for prefill and decode. `params` and `random` are pure; `sampler` needs torch."""
