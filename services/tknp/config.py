@@ -44,7 +44,7 @@ def parse_bytes(field_name: str, text: str | int) -> int:
 def check_address(field_name: str, address: str) -> str:
     """Return `address` if it is HOST:PORT; raises InvalidValue naming `field_name`."""
     host, _, port = str(address).rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise InvalidValue(field_name, address, "write HOST:PORT with a port in 1..65535")
     return str(address)
 
@@ -102,6 +102,8 @@ class PoolConfig:
     interface: str = field(default="")
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise InvalidValue("model", self.model, "name a checkpoint")
         check_dtype("dtype", self.dtype)
         if self.device not in ("cpu", "cuda"):
             raise InvalidValue("device", self.device, "choose cpu or cuda")
@@ -116,6 +118,8 @@ class PoolConfig:
         for i, node in enumerate(self.nodes):
             if node.role not in get_args(Role):
                 raise InvalidValue(f"nodes[{i}].role", node.role, f"choose {get_args(Role)}")
+            if not node.addresses:
+                raise InvalidValue(f"nodes[{i}].addresses", [], "give one address a TP rank")
             if len(node.addresses) != self.tp:
                 raise InvalidValue(
                     f"nodes[{i}].addresses", list(node.addresses),
@@ -133,11 +137,13 @@ class PoolConfig:
         for name in ("max_model_len", "page_size", "kv_memory_bytes", "prefill_chunk",
                      "max_batch", "max_queue", "epoch"):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            unset = value is None and name in ("max_model_len", "page_size", "kv_memory_bytes")
+            if not unset and (type(value) is not int or value < 1):
                 raise InvalidValue(name, value, "must be a whole number of at least 1")
         for name in ("timeout_s", "lease_s"):
-            if not float(getattr(self, name)) > 0:
-                raise InvalidValue(name, getattr(self, name), "must be above 0 seconds")
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value < float("inf"):
+                raise InvalidValue(name, value, "must be a number above 0 seconds, not infinite")
         memories = [n.memory_bytes is not None for n in self.nodes]
         if any(memories) and not all(memories):
             raise InvalidValue("nodes[].memory_bytes", memories, "set it on every node or on none")
@@ -159,15 +165,17 @@ def _build(cls: type[Any], path: str, data: object) -> Any:
     for key in data:
         if key not in known:
             raise InvalidValue(f"{path}{key}", data[key], f"unknown; known are {', '.join(known)}")
+    values = {key: value for key, value in data.items() if value is not None}
     for name, f in known.items():
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if required and name not in data:
+        if required and name not in values:
             raise InvalidValue(f"{path}{name}", None, "is required")
-    values = dict(data)
     for key in ("kv_memory_bytes", "memory_bytes"):
-        if values.get(key) is not None:
+        if key in values:
             values[key] = parse_bytes(f"{path}{key}", values[key])
     if "addresses" in values:
+        if not isinstance(values["addresses"], list | tuple):
+            raise InvalidValue(f"{path}addresses", values["addresses"], "expected a list")
         values["addresses"] = tuple(values["addresses"])
     return cls(**values)
 
@@ -190,7 +198,7 @@ def read_pool(path: Path, overrides: Mapping[str, object] | None = None) -> Pool
         data = yaml.safe_load(path.read_text())
     except OSError as error:
         raise InvalidValue("pool", str(path), f"cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidValue("pool", str(path), f"is not YAML: {error}") from error
     if not isinstance(data, Mapping):
         raise InvalidValue("pool", str(path), "expected a mapping of settings")

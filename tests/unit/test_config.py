@@ -56,7 +56,7 @@ def pools(draw: st.DrawFn) -> PoolConfig:
         return tuple(draw(st.lists(addresses, min_size=count, max_size=count)))
 
     return PoolConfig(
-        model=draw(text),
+        model=draw(text.filter(bool)),
         coordinator=draw(addresses),
         data_plane=draw(addresses),
         nodes=tuple(
@@ -101,6 +101,10 @@ def test_file_is_plain_yaml_without_unset_values(tmp_path: Path) -> None:
     assert plain["nodes"][1]["addresses"] == ["127.0.0.1:7200"]
     assert "page_size" not in plain
     assert "memory_bytes" not in plain["nodes"][0]
+
+
+def test_null_means_unset() -> None:
+    assert pool_from({**MINIMAL, "max_batch": None, "timeout_s": None}) == pool_from(MINIMAL)
 
 
 def test_json_is_read(tmp_path: Path) -> None:
@@ -193,7 +197,8 @@ def test_addresses(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "host", "host:", ":80", "host:0", "host:65536", "host:-1", "host:http", "80"]
+    "address",
+    ["", "host", "host:", ":80", "host:0", "host:65536", "host:-1", "host:http", "host:²", "80"],
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(InvalidValue, match=r"HOST:PORT with a port in 1\.\.65535") as error:
@@ -214,6 +219,8 @@ def _node(**changes: object) -> dict[str, object]:
         ({"dtype": "int8"}, "dtype", "choose one of float32, bfloat16, float16"),
         ({"device": "tpu"}, "device", "choose cpu or cuda"),
         ({"kv_transfer": "ftp"}, "kv_transfer", "choose auto, nixl or grpc"),
+        ({"model": 7}, "model", "name a checkpoint"),
+        ({"model": None}, "model", "is required"),
         ({"coordinator": "here"}, "coordinator", "write HOST:PORT"),
         ({"data_plane": "here:x"}, "data_plane", "write HOST:PORT"),
         ({"nodes": []}, "nodes", "at least one decode node"),
@@ -225,6 +232,9 @@ def _node(**changes: object) -> dict[str, object]:
         ({"prefill": [{"addresses": []}]}, "prefill[0].addresses", "one address a TP rank"),
         ({"prefill": [{"addresses": ["x"]}]}, "prefill[0].addresses", "write HOST:PORT"),
         ({"prefill": [{"addresses": ["a:1", "a:2"]}]}, "prefill[0].data_plane", "HOST:PORT"),
+        ({"nodes": [_node(addresses="a:1")]}, "nodes[0].addresses", "expected a list"),
+        ({"nodes": [_node(addresses=None)]}, "nodes[0].addresses", "is required"),
+        ({"nodes": [_node(addresses=[])]}, "nodes[0].addresses", "one address a TP rank"),
         ({"nodes": [_node(role="boss")]}, "nodes[0].role", "attention-owner"),
         ({"nodes": [_node(), _node(addresses=["x"])]}, "nodes[1].addresses", "write HOST:PORT"),
         ({"nodes": [_node(memory_bytes="big")]}, "nodes[0].memory_bytes", "512MiB or 2GB"),
@@ -236,11 +246,14 @@ def _node(**changes: object) -> dict[str, object]:
         ({"page_size": 1.5}, "page_size", "whole number of at least 1"),
         ({"prefill_chunk": "many"}, "prefill_chunk", "whole number of at least 1"),
         ({"max_batch": -1}, "max_batch", "whole number of at least 1"),
+        ({"max_batch": True}, "max_batch", "whole number of at least 1"),
         ({"max_queue": 0}, "max_queue", "whole number of at least 1"),
         ({"epoch": 0}, "epoch", "whole number of at least 1"),
-        ({"timeout_s": 0}, "timeout_s", "above 0 seconds"),
-        ({"timeout_s": float("nan")}, "timeout_s", "above 0 seconds"),
-        ({"lease_s": -1}, "lease_s", "above 0 seconds"),
+        ({"timeout_s": 0}, "timeout_s", "a number above 0 seconds"),
+        ({"timeout_s": float("nan")}, "timeout_s", "a number above 0 seconds"),
+        ({"timeout_s": "soon"}, "timeout_s", "a number above 0 seconds"),
+        ({"timeout_s": float("inf")}, "timeout_s", "not infinite"),
+        ({"lease_s": -1}, "lease_s", "a number above 0 seconds"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -293,14 +306,14 @@ def test_unknown_setting_is_refused_with_the_known_ones(
 
 @pytest.mark.parametrize(
     ("content", "remedy"),
-    [(None, "cannot be read"), ("nodes: [", "is not YAML"), ("- a", "expected a mapping"),
-     ("", "expected a mapping")],
-    ids=["missing", "broken", "list", "empty"],
+    [(None, "cannot be read"), (b"nodes: [", "is not YAML"), (b"\xff\xfe\x00", "is not YAML"),
+     (b"- a", "expected a mapping"), (b"", "expected a mapping")],
+    ids=["missing", "broken", "binary", "list", "empty"],
 )  # fmt: skip
-def test_unreadable_file_is_refused(content: str | None, remedy: str, tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(content: bytes | None, remedy: str, tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     if content is not None:
-        path.write_text(content)
+        path.write_bytes(content)
     with pytest.raises(InvalidValue, match=remedy) as error:
         read_pool(path)
     assert (error.value.field, error.value.value) == ("pool", str(path))

@@ -15,7 +15,7 @@ def test_table_fits_80_columns_and_names_every_service(fake_pool: Any) -> None:
     assert result.exit_code == 0
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
     for fact in (
-        "tiny  ready · float32 · TKNP · 2 nodes x TP 1 · epoch 3", "embedding, layers 0-14, head",
+        "ready · float32 · TKNP · 2 nodes x TP 1 · epoch 3", "embedding, layers 0-14, head",
         "layers 15-29", "5,000 / 6,336", "12.3 ms", "127.0.0.1:12 · 200 MiB", "prefill 0",
         "0 queued · 0 prefilling · 2 running", "5 completed", "up 1h 2m",
     ):  # fmt: skip
@@ -28,7 +28,7 @@ def test_a_service_that_is_not_ready_says_why(fake_pool: Any) -> None:
     fake_pool.status.error = "node 1 is gone"
     fake_pool.status.nodes[1].progress.phase = common_pb2.PHASE_JOINING
     result = CliRunner().invoke(main, ["status", "--target", fake_pool.target])
-    assert "tiny  failed" in result.stdout
+    assert "failed · float32" in result.stdout
     assert "joining peers · 127.0.0.1:12" in result.stdout
     assert "node 1 is gone" in result.stdout
 
