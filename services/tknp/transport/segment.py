@@ -24,7 +24,7 @@ from pathlib import Path
 from tknp.errors import CapacityError, InvalidValue, ProtocolError
 
 DIRECTORY = Path("/dev/shm")
-PREFIX = "tknp-"
+PREFIX = "tknp-rings-"  # of this file alone: sweep removes what nobody holds
 HEADER_BYTES = 320
 _MAGIC = 0x31_50_4E_4B_54  # "TKNP1"
 _MAGIC_WORD, _ATTACHED_WORD, _LOST_WORD = 0, 1, 2
