@@ -110,3 +110,48 @@ def _byte_tokenizer() -> Any:
         unk_token=unknown,
         chat_template=CHAT_TEMPLATE,
     )
+
+
+@pytest.fixture(scope="session")
+def make_pool() -> Callable[..., Any]:
+    """Factory of pools on free loopback ports: `make_pool(model, nodes=2, tp=1, prefill_tp=1)`.
+
+    Further keywords are settings of the pool file.
+    """
+    from tknp.cli.ports import free_ports
+    from tknp.config import pool_from
+    from tknp.pool import open_pool
+
+    def make(
+        model: Path | str,
+        *,
+        nodes: int = 2,
+        tp: int = 1,
+        prefill: int = 1,
+        prefill_tp: int = 1,
+        roles: tuple[str, ...] = (),
+        **settings: Any,
+    ) -> Any:
+        ports = iter(free_ports(2 + nodes * tp + prefill * (prefill_tp + 1)))
+
+        def addresses(count: int) -> list[str]:
+            return [f"127.0.0.1:{next(ports)}" for _ in range(count)]
+
+        values: dict[str, Any] = {
+            "model": str(model),
+            "coordinator": addresses(1)[0],
+            "data_plane": addresses(1)[0],
+            "nodes": [
+                {"addresses": addresses(tp), "role": roles[n] if roles else "decode-node"}
+                for n in range(nodes)
+            ],
+            "prefill": [
+                {"addresses": addresses(prefill_tp), "data_plane": addresses(1)[0]}
+                for _ in range(prefill)
+            ],
+            "interface": "lo",
+            "timeout_s": 60.0,
+        }
+        return open_pool(pool_from({**values, **settings}))
+
+    return make

@@ -1,12 +1,12 @@
 """Ids to text, one id at a time, never half a character.
 
-What is not yet certain is held back: an incomplete character decodes to at most three U+FFFD at
-the end of the text (one for each of its bytes where the vocabulary falls back to bytes).
+An incomplete character decodes to U+FFFD at the end of the text, so what ends so is held back
+until an id settles it.
 
-    ids      ... | prefix | new ...              the window: ids from the last settled text on
-    text         | out    | new text | held      held: up to three trailing U+FFFD
+    ids      ... | context | fresh ...           the window
+    text         | out     | piece | held        held: trailing U+FFFD
 
-The window keeps the ids of the last piece as context, because decoders treat the start of a text
+The ids of the last piece stay in the window as context, because decoders treat the start of a text
 specially (SentencePiece drops its leading space).
 """
 
@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 _REPLACEMENT = "\ufffd"
-_HELD = 3  # bytes of the longest incomplete UTF-8 character
+_INCOMPLETE = 3  # bytes, and so U+FFFD, of the longest incomplete UTF-8 character
 _WINDOW = 64  # ids; a longer run without a settled character is damaged text
+_CONTEXT = 16  # ids that decode to the same last U+FFFD whatever stands before them
 
 
 class Detokenizer:
@@ -41,16 +42,15 @@ class Detokenizer:
         self._window.append(token_id)
         self._fresh += 1
         text = self._decode(self._window)
-        held = _held(text)
+        held = len(text) - len(text.rstrip(_REPLACEMENT))
         piece = text[self._out : len(text) - held]
         self._out += len(piece)
         if piece and not held:
-            self._slide(self._fresh)
+            self._slide(self._fresh, held)
         elif len(self._window) > _WINDOW:
-            # Any incomplete character lies within the last few ids: forget those before.
-            context = self._decode(self._window[-_HELD - 1 :])
-            piece += text[self._out : len(text) - _held(context)]
-            self._slide(_HELD + 1)
+            held = min(held, _INCOMPLETE)
+            piece += text[self._out : len(text) - held]
+            self._slide(_CONTEXT, held)
         return piece
 
     def flush(self) -> str:
@@ -59,12 +59,8 @@ class Detokenizer:
         self._window, self._fresh, self._out = [], 0, 0
         return piece
 
-    def _slide(self, keep: int) -> None:
+    def _slide(self, keep: int, held: int) -> None:
+        """Forget all but the last `keep` ids, whose last `held` characters aren't out yet."""
         self._window = self._window[-keep:]
-        text = self._decode(self._window)
-        self._out = len(text) - _held(text)
+        self._out = len(self._decode(self._window)) - held
         self._fresh = 0
-
-
-def _held(text: str) -> int:
-    return min(len(text) - len(text.rstrip(_REPLACEMENT)), _HELD)

@@ -163,8 +163,8 @@ class _Cursor:
     def _array(self, keep: bool) -> list[object] | None:
         kind, count = self.type(), self.number("Q")
         if kind in _SCALARS:
+            start = self._advance(count * struct.calcsize("<" + _SCALARS[kind]))
             form = f"<{count}{_SCALARS[kind]}"
-            start = self._advance(struct.calcsize(form))
             return list(struct.unpack_from(form, self._data, start)) if keep else None
         if keep:
             return [self.value(kind, keep_array=True) for _ in range(count)]

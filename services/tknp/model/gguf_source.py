@@ -24,7 +24,7 @@ from gguf.tensor_mapping import get_tensor_name_map
 from tknp.errors import CheckpointError, InvalidValue
 from tknp.model.config import ModelConfig
 from tknp.model.gguf_header import GgufHeader, read_gguf_header
-from tknp.model.source import LM_HEAD, TensorHeader, tensor_shapes
+from tknp.model.source import LM_HEAD, TensorHeader, check_layer_count, tensor_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,7 @@ class GgufSource:
         self._header = read_gguf_header(path)
         self._map: np.memmap[Any, np.dtype[np.uint8]] | None = None
         self._config = self._read_config()
+        check_layer_count(path.name, self._config.layers, len(self._header.tensors))
         names = get_tensor_name_map(MODEL_ARCH.LLAMA, self._config.layers)
         self._stored = {
             name: f"{names.get_name(name.removesuffix('.weight'))}.weight"

@@ -109,17 +109,24 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def check_layer_count(files: str, layers: int, tensors: int) -> None:
+    """Refuse a configuration whose layers can't all be there, before enumerating them."""
+    if layers > tensors:
+        raise CheckpointError(f"{files} holds {tensors} tensors; {layers} layers need more")
+
+
 def check_tensors(source: TensorSource) -> None:
     """Raise CheckpointError on the first tensor that is missing, alien, misshapen or cut off.
 
     Alien tensors are refused because ignoring one (a bias, an expert, a quantization scale) would
     serve wrong text without a word.
     """
+    files = ", ".join(source.file_bytes)
+    check_layer_count(files, source.config.layers, len(source.headers))
     expected = tensor_shapes(source.config)
     for name, shape in expected.items():
         header = source.headers.get(name)
         if header is None:
-            files = ", ".join(source.file_bytes)
             raise CheckpointError(
                 f"{files}: tensor {source.expected_name(name)} is missing; expected shape "
                 f"{list(shape)}"
