@@ -9,17 +9,18 @@ import pytest
 import torch
 from gguf.constants import MODEL_ARCH
 from gguf.tensor_mapping import get_tensor_name_map
-from tknp.model.checkpoint import Checkpoint, open_checkpoint
-from tknp.model.config import ModelConfig
-from tknp.model.dense import TorchDense
-from tknp.model.rope import apply_rope, rope_table
-from tknp.model.shard import Shard, legal_tp
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.gguf.dequant import dequantize
 from transformers.integrations.gguf.reader import GgufHeader, load_gguf_state_dict
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from tknp.model.checkpoint import Checkpoint, open_checkpoint
+from tknp.model.config import ModelConfig
+from tknp.model.dense import TorchDense
+from tknp.model.rope import apply_rope, rope_table
+from tknp.model.shard import Shard, legal_tp
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

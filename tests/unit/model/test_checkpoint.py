@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tknp.errors import CheckpointError
 from tknp.model.checkpoint import open_checkpoint
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tknp.errors import InvalidValue
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.dense import Dense, TorchDense
@@ -57,6 +58,15 @@ def test_embedding_slices_sum_exactly(dense: MakeDense) -> None:
     slices = [dense(tp=4, rank=rank).embed(ids) for rank in range(4)]
     torch.testing.assert_close(torch.stack(slices).sum(0), whole, rtol=0, atol=0)
     assert [len(part.abs().sum(1).nonzero()) for part in slices] == [2, 2, 2, 2]
+
+
+def test_a_rank_without_vocabulary_embeds_zero(random_checkpoint: Callable[..., Path]) -> None:
+    checkpoint = open_checkpoint(random_checkpoint(vocab=4, q_heads=8, kv_heads=2, head_dim=8))
+    shard = Shard(checkpoint.config, 0, 0, True, True, 8, 7)
+    last = TorchDense(checkpoint.load(shard, torch.float32))
+    x = last.embed(torch.arange(4))
+    assert x.tolist() == [[0.0] * 64] * 4
+    assert last.head(x).shape == (4, 0)
 
 
 def test_finish_of_a_slice_is_refused(dense: MakeDense) -> None:

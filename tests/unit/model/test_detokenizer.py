@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tknp.model.detokenizer import Detokenizer
 from tokenizers import Tokenizer, decoders, models
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from tknp.model.detokenizer import Detokenizer
 
 LETTERS = bytes_to_unicode()
 SPECIAL = 256

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tknp.errors import InvalidValue
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.config import ModelConfig

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Quant
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
 from tknp.errors import CheckpointError
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.gguf_header import read_gguf_header
 from tknp.model.rope import rope_table
 from tknp.model.shard import Shard
 from tknp.model.weights import ShardWeights
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 WriteGguf = Callable[..., Any]
 LAYER = "model.layers.1."

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 from tknp.errors import CheckpointError
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.tokenizer import Tokenizer, load_tokenizer
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 WriteGguf = Callable[..., Any]
 NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6

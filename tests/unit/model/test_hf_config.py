@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tknp.errors import CheckpointError
 from tknp.model.config import RopeScaling
 from tknp.model.hf_config import read_hf_config

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+
 from tknp.errors import InvalidValue
 from tknp.model.config import ModelConfig
 from tknp.model.rope import apply_rope, rope_table

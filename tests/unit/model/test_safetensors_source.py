@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from tknp.errors import CheckpointError
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.shard import Shard

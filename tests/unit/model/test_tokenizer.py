@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tknp.errors import CheckpointError, InvalidValue
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.tokenizer import Tokenizer, load_tokenizer
