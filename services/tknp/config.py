@@ -23,6 +23,7 @@ from tknp.model.config import DType, check_dtype
 
 Role = Literal["decode-node", "decode-root", "attention-owner"]
 KvTransfer = Literal["auto", "nixl", "grpc"]
+DataPlane = Literal["auto", "distributed", "shared_memory"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 
@@ -93,6 +94,7 @@ class PoolConfig:
     max_model_len: int | None = None
     page_size: int | None = None
     kv_transfer: KvTransfer = "auto"
+    transport: DataPlane = "auto"
     prefill_chunk: int = 512
     max_batch: int = 256
     max_queue: int = 1024
@@ -109,6 +111,9 @@ class PoolConfig:
             raise InvalidValue("device", self.device, "choose cpu or cuda")
         if self.kv_transfer not in get_args(KvTransfer):
             raise InvalidValue("kv_transfer", self.kv_transfer, "choose auto, nixl or grpc")
+        if self.transport not in get_args(DataPlane):
+            known = ", ".join(get_args(DataPlane))
+            raise InvalidValue("transport", self.transport, f"choose one of {known}")
         check_address("coordinator", self.coordinator)
         check_address("data_plane", self.data_plane)
         if not self.nodes:

@@ -17,7 +17,7 @@ from tknp.pool import Pool, open_pool
 from tknp.rpc.channel import Server, connect
 from tknp.rpc.process import run
 from tknp.transport.base import Transport
-from tknp.transport.distributed import connect as join
+from tknp.transport.factory import join
 from tknp.v1 import attention_owner_pb2, decode_root_pb2
 from tknp.v1.attention_owner_pb2_grpc import add_AttentionOwnerServicer_to_server
 from tknp.v1.decode_root_pb2_grpc import add_DecodeRootServicer_to_server
@@ -29,14 +29,13 @@ ROOT_SERVICE = decode_root_pb2.DESCRIPTOR.services_by_name["DecodeRoot"].full_na
 OWNER_SERVICE = attention_owner_pb2.DESCRIPTOR.services_by_name["AttentionOwner"].full_name
 
 
-def distributed(pool: Pool, rank: Rank, device: torch.device) -> Transport:
-    """The data plane of a rank that is a process: gloo on CPU, NCCL on CUDA."""
+def data_plane(pool: Pool, rank: Rank, device: torch.device) -> Transport:
+    """The data plane of a rank that is a process."""
+    config = pool.config
     return join(
-        rank, pool.layout.nodes, pool.layout.tp,
-        backend="gloo" if device.type == "cpu" else "nccl",
-        store_address=pool.config.data_plane, epoch=pool.config.epoch,
-        timeout_s=pool.config.timeout_s, device=device,
-        interface=pool.config.interface or None,
+        rank, pool.layout.nodes, pool.layout.tp, kind=config.transport,
+        addresses=[a for node in config.nodes for a in node.addresses], meeting=config.data_plane,
+        epoch=config.epoch, timeout_s=config.timeout_s, device=device, interface=config.interface,
     )  # fmt: skip
 
 
@@ -47,7 +46,7 @@ class NodeServer:
         self,
         pool: Pool,
         rank: Rank,
-        connect_data_plane: Connect = distributed,
+        connect_data_plane: Connect = data_plane,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         addresses = pool.config.nodes[rank.node].addresses

@@ -15,8 +15,7 @@ from tknp.prefill.service import PrefillService
 from tknp.rpc.channel import Server, connect
 from tknp.rpc.process import run
 from tknp.transport.base import Transport
-from tknp.transport.distributed import connect as join
-from tknp.transport.local import LocalHub
+from tknp.transport.factory import join
 from tknp.v1 import prefill_pb2
 from tknp.v1.prefill_pb2_grpc import add_PrefillServicer_to_server
 
@@ -24,18 +23,13 @@ log = logging.getLogger(__name__)
 SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 
 
-def distributed(pool: Pool, replica: int, t: int, device: torch.device) -> Transport:
-    """Joins the ranks of a replica, each a process. A single rank has nobody to join."""
-    config = pool.config.prefill[replica]
-    tp = len(config.addresses)
-    if tp == 1:
-        return LocalHub(1, 1, pool.config.timeout_s).transport(Rank(0, 0))
+def data_plane(pool: Pool, replica: int, t: int, device: torch.device) -> Transport:
+    """Joins the ranks of a replica, each a process."""
+    config, mine = pool.config, pool.config.prefill[replica]
     return join(
-        Rank(0, t), 1, tp,
-        backend="gloo" if device.type == "cpu" else "nccl",
-        store_address=config.data_plane, epoch=pool.config.epoch,
-        timeout_s=pool.config.timeout_s, device=device,
-        interface=pool.config.interface or None,
+        Rank(0, t), 1, len(mine.addresses), kind=config.transport,
+        addresses=mine.addresses, meeting=mine.data_plane,
+        epoch=config.epoch, timeout_s=config.timeout_s, device=device, interface=config.interface,
     )  # fmt: skip
 
 
@@ -43,7 +37,7 @@ class PrefillServer:
     """One rank with its port."""
 
     def __init__(
-        self, pool: Pool, replica: int, t: int, connect_replica: Connect = distributed
+        self, pool: Pool, replica: int, t: int, connect_replica: Connect = data_plane
     ) -> None:
         addresses = pool.config.prefill[replica].addresses
         self._siblings = [connect(a) for a in (addresses[1:] if t == 0 else ())]
