@@ -22,15 +22,19 @@ BAR_WIDTH = 14
 
 
 def title(status: Status) -> Text:
-    """One line: whether the pool is ready, and what it serves."""
-    mark = Text("● ", style="green" if status.ready else "yellow")
+    """Whether the pool is ready, what it serves and how; two lines."""
+    style = "green" if status.ready else "yellow"
     if status.phase == common_pb2.PHASE_FAILED:
-        mark = Text("● ", style="red")
+        style = "red"
     nodes = f"{plural(len(status.nodes), 'node')} x TP {status.tp}"
-    facts = [phase_text(status.phase), status.dtype, status.strategy.upper(), nodes,
-             f"epoch {status.epoch}"]  # fmt: skip
-    return mark.append(status.model, style="bold").append(
-        "  " + " · ".join(fact for fact in facts if fact), style="default"
+    facts = (
+        phase_text(status.phase), status.dtype, status.strategy.upper(), nodes,
+        f"epoch {status.epoch}",
+    )  # fmt: skip
+    return (
+        Text("● ", style=style)
+        .append(status.model, style="default bold")
+        .append("\n  " + " · ".join(fact for fact in facts if fact), style="default not bold")
     )
 
 
