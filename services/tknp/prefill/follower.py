@@ -9,7 +9,8 @@ from tknp.errors import ProtocolError
 from tknp.kv.holding import Key
 from tknp.prefill.compute import Drawn, first_row
 from tknp.prefill.requests import LocalRequests, Target
-from tknp.rpc.convert import key_from, unpack_ids
+from tknp.rpc.convert import key_from
+from tknp.rpc.ids import unpack_ids
 from tknp.sampling.params import SamplingParams
 from tknp.v1.prefill_pb2 import ChunkDone, PrefillChunk
 

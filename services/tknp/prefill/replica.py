@@ -25,7 +25,8 @@ from tknp.kv.holding import Key
 from tknp.prefill.compute import Drawn, first_row
 from tknp.prefill.requests import LocalRequests, Target
 from tknp.rpc.channel import connect
-from tknp.rpc.convert import key_to, pack_ids
+from tknp.rpc.convert import key_to
+from tknp.rpc.ids import pack_ids
 from tknp.rpc.outbox import Outbox
 from tknp.rpc.status import error_from
 from tknp.sampling.params import SamplingParams
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 _OWNER_CALL_S = 10.0
 _RENEWALS_A_LEASE = 6
 _SIBLING_ENDED = "a TP rank of this prefill replica has ended"
-OwnerCall = "aio.UnaryUnaryMultiCallable[TransferRequest, TransferResponse]"
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,10 @@ async def _all_done(answers: Sequence[asyncio.Future[ChunkDone]]) -> list[ChunkD
     return list(done)
 
 
-async def _each(calls: Sequence[OwnerCall], transfer: TransferRequest) -> None:
+async def _each(
+    calls: Sequence[aio.UnaryUnaryMultiCallable[TransferRequest, TransferResponse]],
+    transfer: TransferRequest,
+) -> None:
     try:
         await asyncio.gather(*(call(transfer, timeout=_OWNER_CALL_S) for call in calls))
     except aio.AioRpcError as error:

@@ -1,9 +1,8 @@
-"""What one rank of a prefill replica consists of, and its phase."""
+"""What one rank of a prefill replica consists of: weights, scratch pages, requests, sender."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,12 +21,12 @@ from tknp.pool import Pool
 from tknp.prefill.compute import PrefillRank
 from tknp.prefill.replica import Replica
 from tknp.prefill.requests import LocalRequests
+from tknp.rpc.lifecycle import Lifecycle
 from tknp.transfer.compatibility import build
 from tknp.transfer.factory import make_sender
 from tknp.transport.base import Transport
-from tknp.v1.common_pb2 import Phase, Progress
+from tknp.v1.common_pb2 import Phase
 
-log = logging.getLogger(__name__)
 Connect = Callable[[Pool, int, int, torch.device], Transport]
 
 
@@ -46,10 +45,7 @@ class PrefillRuntime:
         self.t = t
         self.tp = len(pool.config.prefill[replica_index].addresses)
         self.vocab_size = pool.checkpoint.config.vocab_size
-        self.phase: Phase.ValueType = Phase.PHASE_LOADING
-        self.loaded_bytes = self.total_bytes = 0
-        self.error = ""
-        self.failed = asyncio.Event()
+        self.life = Lifecycle()
         self.requests: LocalRequests | None = None
         self.replica: Replica | None = None
         self.kv_transfer = ""
@@ -67,15 +63,6 @@ class PrefillRuntime:
     def max_prompt_tokens(self) -> int:
         """Longest prompt: scratch pages hold one of the longest context."""
         return self.pool.max_model_len
-
-    @property
-    def progress(self) -> Progress:
-        return Progress(
-            phase=self.phase,
-            loaded_bytes=self.loaded_bytes,
-            total_bytes=self.total_bytes,
-            error=self.error,
-        )
 
     async def prepare(self) -> None:
         """Load, join the replica, open for requests."""
@@ -100,13 +87,7 @@ class PrefillRuntime:
                 lease_s=config.lease_s,
             )  # fmt: skip
         self._sender = sender
-        self.phase = Phase.PHASE_READY
-
-    def fail(self, reason: str) -> None:
-        if not self.error:
-            log.error("%s", reason)
-            self.error, self.phase = reason, Phase.PHASE_FAILED
-            self.failed.set()
+        self.life.enter(Phase.PHASE_READY)
 
     async def close(self) -> None:
         if self.replica is not None:
@@ -119,8 +100,8 @@ class PrefillRuntime:
         pool, config = self.pool, self.pool.config
         layout = replica_layout(pool.checkpoint.config, config.dtype, self.tp)
         shard, dtype = layout.shard(Rank(0, self.t)), TORCH_DTYPES[config.dtype]
-        weights = pool.checkpoint.load(shard, dtype, self._device, self._progressed)
-        self.phase = Phase.PHASE_JOINING
+        weights = pool.checkpoint.load(shard, dtype, self._device, self.life.loaded)
+        self.life.enter(Phase.PHASE_JOINING)
         transport = self._connect(pool, self._index, self.t, self._device)
         pages = 1 + pages_for(pool.max_model_len, pool.page_size)
         storage = KvStorage(
@@ -132,6 +113,3 @@ class PrefillRuntime:
             page_size=pool.page_size, max_positions=pool.max_model_len + 1,
             max_chunk=config.prefill_chunk, device=self._device,
         )  # fmt: skip
-
-    def _progressed(self, done_bytes: int, total_bytes: int) -> None:
-        self.loaded_bytes, self.total_bytes = done_bytes, total_bytes

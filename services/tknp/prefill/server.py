@@ -51,8 +51,7 @@ class PrefillServer:
         self._preparing = asyncio.create_task(self._prepare())
 
     async def failed(self) -> str:
-        await self.runtime.failed.wait()
-        return self.runtime.error
+        return await self.runtime.life.failed()
 
     async def stop(self) -> None:
         if self._preparing is not None:
@@ -67,7 +66,7 @@ class PrefillServer:
             await self.runtime.prepare()
         except Exception as error:
             log.exception("prefill rank can't start")
-            self.runtime.fail(f"prefill rank {self.runtime.t} can't start: {error}")
+            self.runtime.life.fail(f"prefill rank {self.runtime.t} can't start: {error}")
         else:
             await self._server.ready(True)
 

@@ -9,7 +9,8 @@ from tknp.errors import ProtocolError, Unavailable
 from tknp.prefill.follower import follow
 from tknp.prefill.replica import Job
 from tknp.prefill.runtime import PrefillRuntime
-from tknp.rpc.convert import key_from, sampling_from, token_to, unpack_ids
+from tknp.rpc.convert import key_from, sampling_from, token_to
+from tknp.rpc.ids import unpack_ids
 from tknp.v1 import prefill_pb2 as pb
 from tknp.v1 import prefill_pb2_grpc
 from tknp.v1.common_pb2 import DescribeRequest
@@ -25,7 +26,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         runtime = self._runtime
         return pb.PrefillDescription(
             compatibility=runtime.compatibility,
-            progress=runtime.progress,
+            progress=runtime.life.progress,
             tp=runtime.tp,
             tp_rank=runtime.t,
             requests=len(runtime.requests) if runtime.requests is not None else 0,
