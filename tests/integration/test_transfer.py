@@ -488,13 +488,29 @@ async def test_a_killed_owner_process_is_an_error_and_its_successor_works(kind: 
             successor = Owner(kind, 2, 1, 0, torch.float32)
             successor.windows.open(KEY, WRITER, range(POOL_PAGES))
             server = await successor.start(int(process.address.rpartition(":")[2]))
-            push = await opened(rank, placements, [process.address])
-            await push_all(push)
-            await push.finish()
-            assert torch.equal(raw(successor.storage), want)
-            await server.stop(0)
+            try:
+                await _delivered(rank, placements, process.address)
+                assert torch.equal(raw(successor.storage), want)
+            finally:
+                await server.stop(0)
+                successor.receiver.close()
     finally:
         process.kill()
+
+
+async def _delivered(rank: Rank, placements: list[Placement], address: str) -> None:
+    """Push until it succeeds: gRPC refuses calls for a while before it connects again."""
+    while True:
+        try:
+            push = await opened(rank, placements, [address])
+        except Unavailable:
+            continue
+        try:
+            await push_all(push)
+            await push.finish()
+            return
+        except Unavailable:
+            await push.abort()
 
 
 async def _until_refused(push: Push) -> None:
