@@ -67,7 +67,8 @@ class Sender(Protocol):
         """Begin a push of the request `key` whose prompt is in the local `pages`, in order.
 
         `owners[i]` is the gRPC address of the rank of `placements[i]`, where `writer` has called
-        Begin. Raises TknpError if an owner can't be reached or doesn't fit.
+        Begin. Raises InvalidValue or ProtocolError for placements that can't be written. With NIXL
+        an owner that can't be reached or doesn't fit raises here, with gRPC from the push.
         """
 
     async def close(self) -> None:

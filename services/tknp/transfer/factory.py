@@ -43,7 +43,7 @@ def make_sender(
     peer without progress. `sender.kind` says which way was chosen. Raises InvalidValue if
     `storage` is not that of `shard`, Unavailable if `kind` is nixl and it can't be used.
     """
-    check_storage(storage, shard.layers, shard.kv_heads)
+    _check_storage(storage, shard.layers, shard.kv_heads)
     page_size = storage.shape[4]
     grpc = GrpcPath(storage, timeout_s, channel)
     if kind != "grpc":
@@ -67,7 +67,7 @@ def make_receiver(
     gRPC chunks are always accepted; `receiver.kind` says whether NIXL writes are too. Raises as
     `make_sender` does.
     """
-    check_storage(storage, layers, heads)
+    _check_storage(storage, layers, heads)
     if kind != "grpc":
         try:
             return Receiver(storage, layers, heads, windows, NixlPool(storage))
@@ -76,7 +76,7 @@ def make_receiver(
     return Receiver(storage, layers, heads, windows)
 
 
-def check_storage(storage: KvStorage, layers: range, heads: range) -> None:
+def _check_storage(storage: KvStorage, layers: range, heads: range) -> None:
     """Raise InvalidValue unless `storage` has as many layers and heads."""
     for field, wanted, index in (("layers", layers, 0), ("kv_heads", heads, 3)):
         if storage.shape[index] != len(wanted):

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tknp.errors import InvalidValue, ProtocolError
 from tknp.model.shard import Shard
 from tknp.transfer.base import Kind, Link, Path
-from tknp.transfer.plan import reach, routes
+from tknp.transfer.plan import Route, reach, routes
 from tknp.v1.common_pb2 import Placement, RequestKey
 
 _T = TypeVar("_T")
@@ -70,18 +70,21 @@ class RoutedSender:
         if len(owners) != len(placements):
             raise InvalidValue("owners", len(owners), f"give one a placement: {len(placements)}")
         found = routes(self._shard, placements, self._page_size)
-        made = await asyncio.gather(
-            *(
-                self._path.link(key, epoch, writer, route, owners[route.index], pages)
-                for route in found
-            ),
-            return_exceptions=True,
-        )
-        links: list[Link] = [link for link in made if not isinstance(link, BaseException)]
-        errors = [error for error in made if isinstance(error, BaseException)]
-        if errors:
+        links: list[Link] = []
+
+        async def make(route: Route) -> None:
+            owner = owners[route.index]
+            links.append(await self._path.link(key, epoch, writer, route, owner, pages))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for route in found:
+                    group.create_task(make(route))
+        except BaseException as error:
             await _all([link.abort() for link in links])
-            raise errors[0]
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from None
+            raise
         local = len(pages) * self._page_size
         return RoutedPush(links, self._shard.layers, local, reach(self._shard, found))
 
