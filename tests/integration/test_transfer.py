@@ -21,6 +21,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from grpc import aio
+
 from tknp.errors import DeadlineExceeded, ProtocolError, TknpError, Unavailable
 from tknp.kv.storage import KvStorage
 from tknp.model.config import ModelConfig

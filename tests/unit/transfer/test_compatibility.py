@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tknp.errors import ProtocolError
 from tknp.model.config import ModelConfig
 from tknp.transfer import compatibility

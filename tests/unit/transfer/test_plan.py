@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.errors import InvalidValue, ProtocolError
 from tknp.model.config import ModelConfig
 from tknp.model.shard import Shard

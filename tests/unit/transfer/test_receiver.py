@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tknp.errors import InvalidValue, ProtocolError
 from tknp.kv.storage import KvStorage
 from tknp.transfer.factory import make_receiver

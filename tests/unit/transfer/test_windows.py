@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tknp.errors import ProtocolError
 from tknp.transfer.windows import WriteWindows
 from tknp.v1.common_pb2 import RequestKey
