@@ -10,7 +10,6 @@ Leaving an iterator early, or cancelling the task around it, cancels the call on
 
 from __future__ import annotations
 
-import struct
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -21,6 +20,7 @@ import grpc.aio
 
 from tknp.config import check_address
 from tknp.errors import InvalidValue, ProtocolError, TknpError, Unavailable
+from tknp.rpc.ids import pack_ids, unpack_ids
 from tknp.v1.common_pb2 import Logprobs, Sampling
 from tknp.v1.coordinator_pb2 import GetStatusRequest, Status
 from tknp.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -39,7 +39,6 @@ from tknp.v1.inference_pb2_grpc import InferenceStub
 DEFAULT_TARGET = "127.0.0.1:50051"
 CALL_TIMEOUT_S = 10.0
 GENERATE_TIMEOUT_S = 3600.0
-MAX_TOKEN_ID = 2**32 - 1
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.enable_http_proxy", 0),  # a proxy meant for the web must not swallow loopback calls
@@ -65,19 +64,12 @@ class RequestFailed(TknpError):
         self.status = code
 
 
-def pack_token_ids(token_ids: Sequence[int]) -> bytes:
-    """Little-endian uint32, as `bytes` fields carry them; raises InvalidValue for a wrong id."""
-    for token_id in token_ids:
-        if not 0 <= token_id <= MAX_TOKEN_ID:
-            raise InvalidValue("token_ids", token_id, f"must be in 0..{MAX_TOKEN_ID}")
-    return struct.pack(f"<{len(token_ids)}I", *token_ids)
-
-
-def unpack_token_ids(data: bytes) -> list[int]:
-    """Inverse of `pack_token_ids`; raises ProtocolError unless `data` is whole uint32 values."""
-    if len(data) % 4:
-        raise ProtocolError(f"token_ids of {len(data)} bytes are not a multiple of 4")
-    return list(struct.unpack(f"<{len(data) // 4}I", data))
+def received_ids(data: bytes) -> list[int]:
+    """Token ids that a server sent; raises ProtocolError where they are malformed."""
+    try:
+        return unpack_ids("token_ids", data)
+    except InvalidValue as error:
+        raise ProtocolError(f"the server sent {error}") from error
 
 
 def request_for(
@@ -93,7 +85,7 @@ def request_for(
         request.chat.CopyFrom(Chat(messages=messages))
     else:
         ids = [item for item in prompt if not isinstance(item, ChatMessage)]
-        request.token_ids = pack_token_ids(ids)
+        request.token_ids = pack_ids(ids)
     return request
 
 
@@ -119,7 +111,7 @@ class Completion:
 
     def add(self, response: GenerateResponse, now_s: float) -> None:
         """Fold the next message in; raises ProtocolError on a malformed one."""
-        token_ids = unpack_token_ids(response.token_ids)
+        token_ids = received_ids(response.token_ids)
         if response.HasField("accepted"):
             self.request_id = response.accepted.request_id
             self.prompt_tokens = response.accepted.prompt_tokens
@@ -189,7 +181,7 @@ class Client:
         else:
             request = TokenizeRequest(chat=Chat(messages=prompt))
         answer = await self._answer(self._inference.Tokenize(request, timeout=timeout_s))
-        return unpack_token_ids(answer.token_ids)
+        return received_ids(answer.token_ids)
 
     async def generate(
         self, request: GenerateRequest, timeout_s: float = GENERATE_TIMEOUT_S

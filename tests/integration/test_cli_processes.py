@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from tknp.cli.processes import Command, Interrupted, ProcessDied, Supervisor, tail_of
 from tknp.errors import TknpError
 

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner
+
 from tknp.cli.main import main
 
 Start = Callable[..., subprocess.Popen[str]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from tknp.config import KvTransfer, parse_bytes
+from tknp.config import DataPlane, KvTransfer, parse_bytes
 from tknp.model.config import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ _POOL_SETTINGS: dict[str, dict[str, Any]] = {
     "--max-model-len": {"type": POSITIVE, "help": "Prompt plus output of a request, in tokens."},
     "--page-size": {"type": POSITIVE, "help": "Tokens in a KV page."},
     "--kv-transfer": {"type": click.Choice(get_args(KvTransfer)), "help": "How prefill sends KV."},
+    "--transport": {"type": click.Choice(get_args(DataPlane)), "help": "Data plane of decode."},
     "--prefill-chunk": {"type": POSITIVE, "help": "Prompt tokens computed at once."},
     "--max-batch": {"type": POSITIVE, "help": "Requests in the running batch."},
     "--max-queue": {"type": POSITIVE, "help": "Requests that may wait for pages."},

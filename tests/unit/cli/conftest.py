@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 import pytest
+
 from tknp.v1 import common_pb2, coordinator_pb2_grpc, inference_pb2_grpc
 from tknp.v1.common_pb2 import Alternative, Logprobs, Progress
 from tknp.v1.coordinator_pb2 import GetStatusRequest, NodeStatus, PrefillStatus, Status

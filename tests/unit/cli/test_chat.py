@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from click.testing import CliRunner, Result
+
 from tknp.cli.main import main
 
 

@@ -4,19 +4,19 @@ import asyncio
 from typing import Any
 
 import pytest
-from tknp.client import Client, Completion, pack_token_ids, request_for, unpack_token_ids
+
+from tknp.client import Client, Completion, received_ids, request_for
 from tknp.errors import InvalidValue, ProtocolError, Unavailable
+from tknp.rpc.ids import pack_ids
 from tknp.v1.common_pb2 import Sampling
 from tknp.v1.inference_pb2 import Accepted, ChatMessage, Finish, GenerateResponse
 
 
-def test_token_ids_are_little_endian_uint32() -> None:
-    assert pack_token_ids([1, 2**32 - 1]) == b"\1\0\0\0\xff\xff\xff\xff"
-    assert unpack_token_ids(b"\1\0\0\0\xff\xff\xff\xff") == [1, 2**32 - 1]
+def test_malformed_ids_are_the_side_s_that_made_them() -> None:
     with pytest.raises(InvalidValue, match="token_ids=-1"):
-        pack_token_ids([3, -1])
+        request_for([3, -1])
     with pytest.raises(ProtocolError, match="5 bytes"):
-        unpack_token_ids(b"\0" * 5)
+        received_ids(b"\0" * 5)
 
 
 def test_requests_carry_the_prompt_in_its_own_field() -> None:
@@ -30,9 +30,9 @@ def test_requests_carry_the_prompt_in_its_own_field() -> None:
 def test_completion_times_tokens_and_not_messages() -> None:
     completion = Completion(started_s=10.0)
     completion.add(GenerateResponse(accepted=Accepted(request_id="r", prompt_tokens=4)), 10.5)
-    completion.add(GenerateResponse(token_ids=pack_token_ids([1, 2]), text="ab"), 11.0)
+    completion.add(GenerateResponse(token_ids=pack_ids([1, 2]), text="ab"), 11.0)
     assert (completion.ttft_s, completion.itl_s, completion.total_s) == (1.0, None, None)
-    completion.add(GenerateResponse(token_ids=pack_token_ids([3, 4, 5]), text="c"), 14.0)
+    completion.add(GenerateResponse(token_ids=pack_ids([3, 4, 5]), text="c"), 14.0)
     completion.add(GenerateResponse(text="d", finish=Finish(owner=1)), 15.0)
     assert (completion.ttft_s, completion.itl_s, completion.total_s) == (1.0, 1.0, 5.0)
     assert (completion.text, completion.token_ids) == ("abcd", [1, 2, 3, 4, 5])

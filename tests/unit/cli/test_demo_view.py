@@ -7,8 +7,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+
 from tknp.cli.demo_view import Lines, Panels, mean_itl, median, owners_table, results_table
-from tknp.client import Completion, pack_token_ids
+from tknp.client import Completion
+from tknp.rpc.ids import pack_ids
 from tknp.v1.inference_pb2 import Finish, GenerateResponse
 
 
@@ -21,7 +23,7 @@ def completion(*times: float, owner: int = 0) -> Completion:
     """A completion whose tokens came one at a time, `times` seconds after the start."""
     result = Completion(0.0)
     for time in times:
-        result.add(GenerateResponse(token_ids=pack_token_ids([1])), time)
+        result.add(GenerateResponse(token_ids=pack_ids([1])), time)
     result.add(GenerateResponse(finish=Finish(owner=owner)), times[-1])
     return result
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+
 from tknp.cli.main import main
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from tknp.cli.local_pool import LocalPool, check, commands, cores, target_of
 from tknp.cli.ports import check_free, free_ports, highest_safe_port
 from tknp.config import read_pool, write_pool

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+
 from tknp import __version__
 from tknp.cli.main import COMMANDS, main
 from tknp.cli.output import printable, seconds_text, size_text

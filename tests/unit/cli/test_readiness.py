@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+
 from tknp.cli.readiness import Bars, Lines, missing, wait_until_ready
 from tknp.client import Client
 from tknp.errors import DeadlineExceeded, Unavailable

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+
 from tknp.cli.main import main
 from tknp.cli.serve import inherited_environment, pick, resolve, run_ranks
 from tknp.config import NodeConfig, PoolConfig, PrefillConfig, write_pool
@@ -47,8 +48,8 @@ def test_flags_win_over_the_environment_and_it_over_the_file(
     monkeypatch.setenv("TKNP_NODE", "1")
     assert "nodes[1].role='attention-owner'" in serve(*arguments).stderr
     monkeypatch.setenv("TKNP_LEASE_S", "-1")
-    assert "lease_s=-1.0: must be above 0" in serve(*arguments).stderr
-    assert "lease_s=-2.0" in serve(*arguments, "--lease-s", "-2").stderr
+    assert "lease_s=-1.0: " in serve(*arguments).stderr
+    assert "lease_s=-2.0: " in serve(*arguments, "--lease-s", "-2").stderr
 
 
 @pytest.mark.parametrize("command", ["decode-node", "decode-root"])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+
 from tknp.cli.main import main
 from tknp.cli.status import uptime_text
 from tknp.v1 import common_pb2
