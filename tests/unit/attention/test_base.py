@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tknp.attention.base import AttentionShape
+from tknp.attention.base import AttentionShape, DecodeRows
 from tknp.attention.factory import decode_attention
 from tknp.attention.flash import flash_with_lse
 from tknp.attention.reference import ReferenceAttention
@@ -46,6 +46,20 @@ def test_the_factory_names_what_it_cannot_serve() -> None:
 def test_cuda_refuses_pages_that_its_kernel_cannot_read() -> None:
     with pytest.raises(InvalidValue, match="page_size=64: torch's paged kernel needs a multiple"):
         TorchCudaAttention(SHAPE, ROPE)
+
+
+def test_cuda_glue_agrees_with_the_kernel_on_shapes() -> None:
+    """Without a GPU the meta device runs everything but the arithmetic."""
+    shape = AttentionShape(8, 2, 64, 256)
+    with torch.device("meta"):
+        lengths = torch.empty(6, dtype=torch.int32)
+        rows = DecodeRows(torch.empty(6, 4, dtype=torch.int32), lengths, lengths, lengths > 0)
+        attention = TorchCudaAttention(shape, (torch.empty(512, 32), torch.empty(512, 32)))
+        k, v = torch.empty(2, 9, 2, 256, 64, dtype=torch.bfloat16)
+        qkv = torch.empty(6, shape.qkv_width, dtype=torch.bfloat16)
+        out, lse = attention.attend(attention.plan(rows), qkv, k, v)
+    assert (out.shape, out.dtype) == ((6, shape.q_width), torch.bfloat16)
+    assert (lse.shape, lse.dtype) == ((6, shape.q_heads), torch.float32)
 
 
 def test_the_flash_kernel_is_never_asked_for_nothing() -> None:
