@@ -14,7 +14,7 @@ from tknp.client import Client, request_for
 from tknp.local import InProcessPool
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.tokenizer import load_tokenizer
-from tknp.rpc.convert import unpack_ids
+from tknp.rpc.ids import unpack_ids
 from tknp.v1.common_pb2 import Sampling
 
 Greedy = Callable[[Sequence[int], int], list[int]]

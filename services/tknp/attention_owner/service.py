@@ -68,7 +68,7 @@ class OwnerService(attention_owner_pb2_grpc.AttentionOwnerServicer):
         heads = runtime.pool.shard(runtime.rank).kv_heads
         return pb.OwnerDescription(
             compatibility=runtime.pool.compatibility,
-            progress=runtime.progress,
+            progress=runtime.life.progress,
             epoch=runtime.pool.config.epoch,
             node=runtime.rank.node,
             tp_rank=runtime.rank.t,
@@ -76,7 +76,7 @@ class OwnerService(attention_owner_pb2_grpc.AttentionOwnerServicer):
             head_stop=heads.stop,
             pages=runtime.pages,
             kv_bytes=storage.nbytes if storage is not None else 0,
-            weight_bytes=runtime.total_bytes,
+            weight_bytes=runtime.life.total_bytes,
             nixl_metadata=receiver.nixl_metadata if receiver is not None else b"",
             nixl_address=receiver.nixl_address if receiver is not None else 0,
             counts=self._counts(),

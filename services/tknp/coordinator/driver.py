@@ -25,7 +25,8 @@ from tknp.coordinator.steps import StepStreams
 from tknp.errors import CapacityError, ProtocolError, TknpError, Unavailable
 from tknp.kv.holding import Key
 from tknp.pool import Pool
-from tknp.rpc.convert import key_to, pack_ids, sampling_to
+from tknp.rpc.convert import key_to, sampling_to
+from tknp.rpc.ids import pack_ids
 from tknp.rpc.status import error_from
 from tknp.sampling.params import SamplingParams
 from tknp.v1.attention_owner_pb2 import ReleaseRequest, ReserveRequest

@@ -20,7 +20,8 @@ from tknp.coordinator.request import Event, Request
 from tknp.errors import InvalidValue, TknpError
 from tknp.kv.holding import Key
 from tknp.model.tokenizer import Tokenizer
-from tknp.rpc.convert import pack_ids, sampling_from, unpack_ids
+from tknp.rpc.convert import sampling_from
+from tknp.rpc.ids import pack_ids, unpack_ids
 from tknp.sampling.params import validate
 from tknp.v1 import inference_pb2 as pb
 from tknp.v1 import inference_pb2_grpc

@@ -26,7 +26,7 @@ class RootService(decode_root_pb2_grpc.DecodeRootServicer):
         block = layout.blocks[runtime.rank.node]
         return RootDescription(
             compatibility=runtime.pool.compatibility,
-            progress=runtime.progress,
+            progress=runtime.life.progress,
             epoch=runtime.pool.config.epoch,
             node=runtime.rank.node,
             tp_rank=runtime.rank.t,
@@ -35,7 +35,7 @@ class RootService(decode_root_pb2_grpc.DecodeRootServicer):
             embedding=block.embedding,
             head=block.head,
             samples=runtime.rank == Rank(layout.sampler, 0),
-            weight_bytes=runtime.total_bytes,
+            weight_bytes=runtime.life.total_bytes,
         )
 
     async def Run(self, steps: AsyncIterator[Step], context: Any) -> AsyncIterator[StepResult]:

@@ -75,8 +75,7 @@ class NodeServer:
         self._tasks.append(asyncio.create_task(self._prepare()))
 
     async def failed(self) -> str:
-        await self.runtime.failed.wait()
-        return self.runtime.error
+        return await self.runtime.life.failed()
 
     async def stop(self) -> None:
         for task in self._tasks:

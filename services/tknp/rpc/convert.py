@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tknp.engine.batch import Admit, Delta
 from tknp.errors import InvalidValue, TknpError
 from tknp.kv.holding import Key
+from tknp.rpc.ids import pack_ids, unpack_ids
 from tknp.sampling.params import SamplingParams
 from tknp.v1 import common_pb2, step_pb2
 
 if TYPE_CHECKING:
     from tknp.sampling.sampler import RowLogprobs
-
-ID_BYTES = 4
-
-
-def pack_ids(ids: Iterable[int]) -> bytes:
-    """Token ids -> little-endian uint32."""
-    packed = array("I", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_ids(field: str, data: bytes) -> list[int]:
-    """Inverse of `pack_ids`; raises InvalidValue naming `field`."""
-    if len(data) % ID_BYTES:
-        raise InvalidValue(field, f"{len(data)} bytes", "pack ids as little-endian uint32")
-    ids = array("I", data)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids.tolist()
 
 
 def key_to(key: Key) -> common_pb2.RequestKey:

@@ -1,9 +1,8 @@
-"""What one decode rank consists of: weights, pages, transport, engine thread, and its phase."""
+"""What one decode rank consists of: weights, pages, transport and the engine thread."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import statistics
 from collections import deque
 from collections.abc import Callable
@@ -22,14 +21,14 @@ from tknp.layout.rank import Rank
 from tknp.model.dense import TorchDense
 from tknp.model.rope import rope_table
 from tknp.pool import Pool
+from tknp.rpc.lifecycle import Lifecycle
 from tknp.transfer.factory import make_receiver
 from tknp.transfer.receiver import Receiver
 from tknp.transfer.windows import WriteWindows
 from tknp.transport.base import Transport
-from tknp.v1.common_pb2 import Phase, Progress
+from tknp.v1.common_pb2 import Phase
 from tknp.worker.memory import measured_kv_bytes
 
-log = logging.getLogger(__name__)
 Connect = Callable[[Pool, Rank, torch.device], Transport]
 _STEPS_REMEMBERED = 64
 
@@ -46,11 +45,7 @@ class DecodeRuntime:
     ) -> None:
         self.pool = pool
         self.rank = rank
-        self.phase: Phase.ValueType = Phase.PHASE_LOADING
-        self.loaded_bytes = 0
-        self.total_bytes = 0
-        self.error = ""
-        self.failed = asyncio.Event()
+        self.life = Lifecycle()
         self.pages = 0
         self.storage: KvStorage | None = None
         self.books: PagePool | None = None
@@ -70,9 +65,9 @@ class DecodeRuntime:
 
     async def join(self) -> None:
         """Meet the other ranks of the pool on the data plane."""
-        self.phase = Phase.PHASE_JOINING
+        self.life.enter(Phase.PHASE_JOINING)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._join)
-        self.phase = Phase.PHASE_READY
+        self.life.enter(Phase.PHASE_READY)
 
     def submit(self, delta: Delta) -> Future[Outcome]:
         """Queue one step; at most a few are in flight."""
@@ -83,24 +78,10 @@ class DecodeRuntime:
         """Median seconds of recent steps."""
         return statistics.median(self._seconds) if self._seconds else 0.0
 
-    @property
-    def progress(self) -> Progress:
-        return Progress(
-            phase=self.phase,
-            loaded_bytes=self.loaded_bytes,
-            total_bytes=self.total_bytes,
-            error=self.error,
-        )
-
     def fail(self, reason: str) -> None:
-        """This rank can't go on. Called on the event loop; the first reason stays."""
-        if not self.error:
-            log.error("%s", reason)
-            self.error = reason
-            self.phase = Phase.PHASE_FAILED
-            self.failed.set()
-            if self._transport is not None:
-                self._transport.abort(reason)
+        """This rank can't go on, and its peers can't wait for it. Called on the event loop."""
+        if self.life.fail(reason) and self._transport is not None:
+            self._transport.abort(reason)
 
     def close(self) -> None:
         """Let go of peers and stop the engine thread."""
@@ -114,7 +95,7 @@ class DecodeRuntime:
     def _load(self) -> None:
         pool, shard = self.pool, self.pool.shard(self.rank)
         dtype = TORCH_DTYPES[pool.config.dtype]
-        weights = pool.checkpoint.load(shard, dtype, self.device, self._progressed)
+        weights = pool.checkpoint.load(shard, dtype, self.device, self.life.loaded)
         self._dense = TorchDense(weights) if len(shard.layers) else None
         measured = measured_kv_bytes(self.device)
         self.pages = pool.pages(self.rank.node, measured)
@@ -129,9 +110,6 @@ class DecodeRuntime:
             )  # fmt: skip
             if self.rank.t == 0:
                 self.books = PagePool(self.pages, pool.page_size, self._clock)
-
-    def _progressed(self, done_bytes: int, total_bytes: int) -> None:
-        self.loaded_bytes, self.total_bytes = done_bytes, total_bytes
 
     def _join(self) -> None:
         pool = self.pool

@@ -84,7 +84,7 @@ class StepServer:
             for relay in relays:
                 relay.steps.close()
             self._busy = False
-            if self._owned and not self._runtime.error:
+            if self._owned and not self._runtime.life.error:
                 self._runtime.fail("the coordinator's steps ended while requests were running")
 
     async def _read(
