@@ -28,7 +28,17 @@ from tknp.errors import Unavailable
 from tknp.kernels.isa import Isa
 
 SOURCES = Path(__file__).parent / "csrc"
-FLAGS = ("-std=c++17", "-O2", "-ftree-vectorize", "-fno-math-errno", "-fopenmp", "-fPIC", "-w")
+# No contraction: keys are rotated to the same bits as by torch.
+FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-ftree-vectorize",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fopenmp",
+    "-fPIC",
+    "-w",
+)
 _LINK_FLAGS = ("-shared", "-fopenmp")
 
 
@@ -50,13 +60,13 @@ def find_compiler() -> str:
     raise Unavailable("no C++ compiler: install g++ (GCC 11 or later), or set CXX to one")
 
 
-def build(isa: Isa, cache: Path, compiler: str | None = None) -> Path:
-    """Path of the library for `isa`, compiled now unless `cache` has it.
+def build(isa: Isa, cache: Path, sources: Path = SOURCES) -> Path:
+    """Path of the library of `sources` for `isa`, compiled now unless `cache` has it.
 
     Unavailable, with what the compiler said, if it can't be compiled or stored.
     """
-    compiler = compiler or find_compiler()
-    directory = cache / _key(isa, _output([compiler, "--version"]))
+    compiler = find_compiler()
+    directory = cache / _key(isa, _output([compiler, "--version"]), sources)
     library = directory / "kernels.so"
     if library.exists():
         return library
@@ -66,7 +76,7 @@ def build(isa: Isa, cache: Path, compiler: str | None = None) -> Path:
             if not library.exists():
                 print("tknp: building CPU kernels (up to a minute, once)...", file=sys.stderr)
                 with tempfile.TemporaryDirectory(dir=directory) as scratch:
-                    _compile(compiler, isa, Path(scratch)).rename(library)
+                    _compile(compiler, isa, sources, Path(scratch)).rename(library)
     except OSError as error:
         raise Unavailable(
             f"the kernel cache can't be written ({error}): set XDG_CACHE_HOME to a directory "
@@ -75,16 +85,16 @@ def build(isa: Isa, cache: Path, compiler: str | None = None) -> Path:
     return library
 
 
-def _key(isa: Isa, compiler_version: str) -> str:
+def _key(isa: Isa, compiler_version: str, sources: Path) -> str:
     digest = hashlib.sha256()
     for text in (compiler_version, *FLAGS, *_LINK_FLAGS, *isa.flags):
         digest.update(text.encode() + b"\0")
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted(sources.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _compile(compiler: str, isa: Isa, scratch: Path) -> Path:
+def _compile(compiler: str, isa: Isa, sources: Path, scratch: Path) -> Path:
     """Compile every .cpp at once and link; the library's path in `scratch`."""
 
     def compile_one(source: Path) -> Path:
@@ -93,7 +103,7 @@ def _compile(compiler: str, isa: Isa, scratch: Path) -> Path:
         return target
 
     with ThreadPoolExecutor() as pool:
-        objects = [str(path) for path in pool.map(compile_one, sorted(SOURCES.glob("*.cpp")))]
+        objects = [str(path) for path in pool.map(compile_one, sorted(sources.glob("*.cpp")))]
     library = scratch / "kernels.so"
     _run([compiler, *_LINK_FLAGS, *objects, "-o", str(library)])
     return library

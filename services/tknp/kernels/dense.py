@@ -41,17 +41,13 @@ class KernelDense:
             config.norm_eps,
         )
         tied = weights.head is not None and weights.head is weights.embedding
-        ends = [weights.embedding, None if tied else weights.head]
-        matrices = [m for m in ends if m is not None]
+        matrices = [weights.embedding, None if tied else weights.head]
         for layer in weights.layers.values():
-            matrices += [layer.qkv, layer.output, layer.down, layer.gate_up]
-        for matrix in matrices:
-            _check_matrix(matrix)
+            matrices += [layer.qkv, layer.output, layer.down]
+        sizes = [self._library.packed_elements(*m.shape) for m in matrices if m is not None]
         mlp = (self._shape.mlp_columns, config.hidden_size)
-        gate_up = self._library.packed_gate_up_elements(*mlp)
-        sizes = [self._library.packed_elements(*m.shape) for m in matrices]
-        slack = len(weights.layers) * Arena.rounded(gate_up)
-        self._arena = Arena(sum(map(Arena.rounded, sizes)) + slack)
+        sizes += [self._library.packed_gate_up_elements(*mlp)] * len(weights.layers)
+        self._arena = Arena(sum(map(Arena.rounded, sizes)))
 
         self._norms: list[Tensor] = []
         self._embedding = self._packed(weights.embedding)
@@ -153,12 +149,14 @@ class KernelDense:
         """Pack [N, K]; the address, None for None."""
         if matrix is None:
             return None
+        _check_matrix(matrix)
         target = self._arena.take(self._library.packed_elements(*matrix.shape))
         matrix = matrix.contiguous()
         self._library.pack(matrix.data_ptr(), *matrix.shape, target.data_ptr(), threads())
         return target.data_ptr()
 
     def _packed_gate_up(self, matrix: Tensor) -> int:
+        _check_matrix(matrix)
         mlp = (self._shape.mlp_columns, self._shape.hidden)
         target = self._arena.take(self._library.packed_gate_up_elements(*mlp))
         matrix = matrix.contiguous()

@@ -113,7 +113,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 class Library:
-    """The functions of csrc/module.cpp without their prefix, e.g. `library.project`."""
+    """The functions of csrc/*.cpp without their prefix, e.g. `library.project`."""
 
     def __init__(self, path: str, isa: Isa) -> None:
         self.isa = isa
@@ -149,11 +149,12 @@ def available() -> Availability:
 @cache
 def load() -> Library:
     """The compiled kernels, built on first use. Unavailable if this machine can't have them."""
-    isa = _chosen_isa(os.environ.get("TKNP_KERNELS", "auto"), cpu_features())
+    isa = choose_isa(os.environ.get("TKNP_KERNELS", "auto"), cpu_features())
     return Library(str(build(isa, user_cache())), isa)
 
 
-def _chosen_isa(setting: str, features: frozenset[str]) -> Isa:
+def choose_isa(setting: str, features: frozenset[str]) -> Isa:
+    """The instruction set that TKNP_KERNELS=`setting` means on a processor with `features`."""
     if setting == "off":
         raise Unavailable("CPU kernels are switched off by TKNP_KERNELS=off")
     names = ["auto", "off", *(isa.name for isa in ISAS)]

@@ -11,7 +11,6 @@ inline constexpr int kLanes = 8;
 inline constexpr int kPair = 2 * kLanes;  // bf16 elements behind one Operand
 inline constexpr int kSteps = 2;
 inline constexpr int kTileRows = 6;  // 6 rows x 2 vectors of accumulators, 16 registers in all
-inline constexpr const char* kIsa = "avx2";
 
 inline Float fill(float x) { return _mm256_set1_ps(x); }
 inline Float load(const float* p) { return _mm256_loadu_ps(p); }

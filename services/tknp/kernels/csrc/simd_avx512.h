@@ -12,7 +12,6 @@ inline constexpr int kLanes = 16;
 inline constexpr int kPair = 2 * kLanes;  // bf16 elements behind one Operand
 inline constexpr int kSteps = 1;
 inline constexpr int kTileRows = 12;  // 12 rows x 2 vectors of accumulators, 32 registers in all
-inline constexpr const char* kIsa = "avx512_bf16";
 
 inline Float fill(float x) { return _mm512_set1_ps(x); }
 inline Float load(const float* p) { return _mm512_loadu_ps(p); }

@@ -1,0 +1,216 @@
+"""Speed of one model step on the CPU kernels, beside the memory bandwidth of the same minute.
+
+    python bench/kernels.py                       SmolLM2-135M's shape, all threads, a table
+    python bench/kernels.py --threads 1 --json    the same numbers as JSON
+
+Weights and KV are random: speed doesn't depend on them. A decode step embeds one token a row, runs
+every layer and computes the logits; sampling is not in it. Pages of a request are scattered over
+the pool. A result is the median of `--tries` steps; the best is given beside it,
+since neighbours only ever make a step slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tknp.attention.base import AttentionShape, DecodeRows
+from tknp.kernels import available, load
+from tknp.kernels.decode import KernelDecodeAttention
+from tknp.kernels.dense import KernelDense
+from tknp.kernels.prefill import KernelPrefillAttention
+from tknp.kv.storage import KvStorage
+from tknp.model.config import ModelConfig
+from tknp.model.rope import rope_table
+from tknp.model.shard import Shard
+from tknp.model.weights import LayerWeights, ShardWeights
+
+SMOLLM2_135M = ModelConfig(
+    vocab_size=49_152, hidden_size=576, intermediate_size=1536, layers=30, q_heads=9, kv_heads=3,
+    head_dim=64, max_position=8192, tied_embeddings=True,
+)  # fmt: skip
+PAGE_TOKENS = 64
+CHUNK_TOKENS = 512
+DECODE = ((512, 1), (512, 8), (512, 32), (512, 64), (4096, 8))
+PREFILL = ((512, 1), (2048, 1))
+
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # qkv, keys, values
+
+
+@dataclass(frozen=True)
+class Result:
+    """`median` and `best` in tokens/s, parts of the best; `read_gb_per_s` measured just before."""
+
+    phase: str
+    context: int
+    batch: int
+    median: float
+    best: float
+    dense_ms: float
+    attention_ms: float
+    read_gb_per_s: float
+
+
+class Clock:
+    """Seconds by part of a step."""
+
+    def __init__(self) -> None:
+        self.spent = {"dense": 0.0, "attention": 0.0}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.spent[name] += time.perf_counter() - start
+
+
+Step = Callable[[int, int, Clock], None]  # context, batch
+
+
+def random_weights(config: ModelConfig) -> ShardWeights:
+    shard = Shard(config, 0, config.layers, embedding=True, head=True)
+    d, f = config.hidden_size, config.intermediate_size
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16).mul_(1 / math.sqrt(shape[-1]))
+
+    layers = {
+        layer: LayerWeights(
+            torch.ones(d), random(shard.qkv_width, d), random(d, shard.q_width), torch.ones(d),
+            random(2 * f, d), random(d, f),
+        )
+        for layer in shard.layers
+    }  # fmt: skip
+    embedding = random(config.vocab_size, d)
+    head = embedding if config.tied_embeddings else random(config.vocab_size, d)
+    return ShardWeights(shard, layers, embedding, torch.ones(d), head)
+
+
+class Model:
+    """One process's model: dense operations, attention and a pool of scattered pages."""
+
+    def __init__(self, config: ModelConfig, tokens: int) -> None:
+        self.config = config
+        self.dense = KernelDense(random_weights(config))
+        self.shape = AttentionShape(config.q_heads, config.kv_heads, config.head_dim, PAGE_TOKENS)
+        rope = rope_table(config, torch.arange(config.max_position))
+        self.decode_attention = KernelDecodeAttention(self.shape, rope)
+        self.prefill_attention = KernelPrefillAttention(self.shape, rope)
+        pages = 1 + -(-tokens // PAGE_TOKENS)
+        self.kv = KvStorage(
+            config.layers, pages, config.kv_heads, PAGE_TOKENS, config.head_dim, torch.bfloat16
+        )
+        self.kv.data.normal_()
+        self.scattered = 1 + torch.randperm(pages - 1).int()
+
+    def tables(self, batch: int, context: int) -> Tensor:
+        width = -(-context // PAGE_TOKENS)
+        return self.scattered[: batch * width].view(batch, width)
+
+    def decode(self, context: int, batch: int, clock: Clock) -> None:
+        lengths = torch.full((batch,), context, dtype=torch.int32)
+        append = torch.ones(batch, dtype=torch.bool)
+        rows = DecodeRows(self.tables(batch, context), lengths - 1, lengths, append)
+        with clock.part("attention"):
+            plan = self.decode_attention.plan(rows)
+        ids = torch.randint(self.config.vocab_size, (batch,))
+        x = self._layers(ids, lambda *layer: self.decode_attention.attend(plan, *layer)[0], clock)
+        with clock.part("dense"):
+            self.dense.head(x)
+
+    def prefill(self, context: int, batch: int, clock: Clock) -> None:
+        for table in self.tables(batch, context):
+            for start in range(0, context, CHUNK_TOKENS):
+                ids = torch.randint(self.config.vocab_size, (min(CHUNK_TOKENS, context - start),))
+                attend = partial(self._attend_chunk, start, table)
+                x = self._layers(ids, attend, clock)
+            with clock.part("dense"):
+                self.dense.head(x[-1:])
+
+    def _attend_chunk(self, start: int, table: Tensor, qkv: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.prefill_attention.attend(qkv, start, table, k, v)
+
+    def _layers(self, ids: Tensor, attend: Attend, clock: Clock) -> Tensor:
+        with clock.part("dense"):
+            x = self.dense.embed(ids)
+        for layer in range(self.config.layers):
+            with clock.part("dense"):
+                qkv = self.dense.project(layer, x)
+            with clock.part("attention"):
+                out = attend(qkv, *self.kv.layer(layer))
+            with clock.part("dense"):
+                x = self.dense.finish(layer, x, out)
+        return x
+
+
+def read_bandwidth() -> float:
+    """GB/s that all threads together read from memory, huge pages, best of 5."""
+    data = KvStorage(1, 1, 1, 1, 128 << 20, torch.bfloat16).data
+
+    def once() -> float:
+        start = time.perf_counter()
+        load().read(data.data_ptr(), data.nbytes, torch.get_num_threads())
+        return data.nbytes / (time.perf_counter() - start) / 1e9
+
+    return max(once() for _ in range(5))
+
+
+def measure(phase: str, step: Step, context: int, batch: int, tries: int) -> Result:
+    bandwidth = read_bandwidth()
+    step(context, batch, Clock())
+    clocks = []
+    for _ in range(tries):
+        clock = Clock()
+        step(context, batch, clock)
+        clocks.append(clock.spent)
+    clocks.sort(key=lambda spent: sum(spent.values()))
+    best, median = clocks[0], clocks[len(clocks) // 2]
+    tokens = batch * (context if phase == "prefill" else 1)
+    return Result(
+        phase, context, batch, tokens / sum(median.values()), tokens / sum(best.values()),
+        best["dense"] * 1e3, best["attention"] * 1e3, bandwidth,
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--tries", type=int, default=15, help="steps behind each result")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    status = available()
+    if not status:
+        sys.exit(f"no kernels here: {status.reason}")
+    most = max(context * batch for context, batch in DECODE + PREFILL)
+    with torch.inference_mode():
+        model = Model(SMOLLM2_135M, most)
+        results = [measure("decode", model.decode, *shape, options.tries) for shape in DECODE]
+        tries = max(options.tries // 4, 3)
+        results += [measure("prefill", model.prefill, *shape, tries) for shape in PREFILL]
+    if options.json:
+        where = {"isa": status.isa, "threads": options.threads}
+        print(json.dumps({**where, "results": [asdict(result) for result in results]}, indent=1))
+        return
+    print(f"{status.isa}, {options.threads} threads; tokens/s")
+    print("phase    context batch   median     best  dense ms  attention ms  read GB/s")
+    for r in results:
+        print(
+            f"{r.phase:8} {r.context:7} {r.batch:5} {r.median:8.1f} {r.best:8.1f} "
+            f"{r.dense_ms:9.1f} {r.attention_ms:13.1f} {r.read_gb_per_s:10.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

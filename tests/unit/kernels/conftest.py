@@ -1,0 +1,117 @@
+"""Random shards and requests. What needs the kernels is skipped where there are none."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from tknp.attention.base import AttentionShape, DecodeRows, RopeTable
+from tknp.kernels import available
+from tknp.model.config import ModelConfig
+from tknp.model.shard import Shard
+from tknp.model.weights import LayerWeights, ShardWeights
+
+
+@pytest.fixture(scope="session")
+def kernels() -> None:
+    status = available()
+    if not status:
+        pytest.skip(status.reason)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Set torch's threads for the rest of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def random_weights() -> Callable[..., ShardWeights]:
+    """Weights of one rank, the same values in any dtype."""
+
+    def make(config: ModelConfig, dtype: torch.dtype, tp: int = 1, rank: int = 0) -> ShardWeights:
+        shard = Shard(config, 0, config.layers, embedding=True, head=True, tp=tp, tp_rank=rank)
+        generator = torch.Generator().manual_seed(rank)
+
+        def random(*shape: int) -> Tensor:
+            values = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+            return values.to(torch.bfloat16).to(dtype)
+
+        d, f = config.hidden_size, len(shard.mlp_columns)
+        layers = {
+            layer: LayerWeights(
+                input_norm=random(d) + 1,
+                qkv=random(shard.qkv_width, d),
+                output=random(d, shard.q_width),
+                mlp_norm=random(d) + 1,
+                gate_up=random(2 * f, d),
+                down=random(d, f),
+            )
+            for layer in shard.layers
+        }
+        rounded = {
+            layer: LayerWeights(*(t.to(torch.bfloat16).to(dtype) for t in weights.tensors))
+            for layer, weights in layers.items()
+        }
+        embedding = random(len(shard.vocab), d)
+        head = embedding if config.tied_embeddings else random(len(shard.vocab), d)
+        return ShardWeights(shard, rounded, embedding, torch.ones(d, dtype=dtype), head)
+
+    return make
+
+
+@dataclass
+class Requests:
+    """Rows of a step over a pool whose unused slots and pages are NaN."""
+
+    shape: AttentionShape
+    rope: RopeTable
+    rows: DecodeRows
+    qkv: Tensor
+    k: Tensor
+    v: Tensor
+
+    def pages(self) -> tuple[Tensor, Tensor]:
+        """A fresh copy of the pool, to be appended to."""
+        return self.k.clone(), self.v.clone()
+
+    def only(self, rows: slice) -> DecodeRows:
+        r = self.rows
+        return DecodeRows(r.block_tables[rows], r.positions[rows], r.lengths[rows], r.append[rows])
+
+
+@pytest.fixture
+def requests_of() -> Callable[..., Requests]:
+    """Requests of given lengths; every third doesn't append, nor does one of length 0."""
+
+    def make(shape: AttentionShape, lengths: list[int], max_position: int = 2048) -> Requests:
+        generator = torch.Generator().manual_seed(len(lengths))
+        count, size = len(lengths), shape.page_size
+        width = -(-max(lengths) // size)
+        pages = count * width + 3
+        order = 1 + torch.randperm(pages - 1, generator=generator).int()
+        tables = order[: count * width].view(count, width)
+        append = torch.tensor([n > 0 and i % 3 != 2 for i, n in enumerate(lengths)])
+
+        pool_shape = (pages, shape.kv_heads, size, shape.head_dim)
+        k = torch.full(pool_shape, torch.nan, dtype=torch.bfloat16)
+        v = k.clone()
+        for row, length in enumerate(lengths):
+            for first in range(0, length - int(append[row]), size):
+                stop = min(first + size, length - int(append[row]))
+                for pool in (k, v):
+                    filled = pool[tables[row, first // size], :, : stop - first]
+                    filled.copy_(torch.randn(filled.shape, generator=generator))
+        lengths_ = torch.tensor(lengths, dtype=torch.int32)
+        positions = (lengths_ - 1).clamp(min=0)
+        rows = DecodeRows(tables, positions, lengths_, append)
+        qkv = torch.randn(count, shape.qkv_width, generator=generator).to(torch.bfloat16)
+        half = torch.arange(0, shape.head_dim, 2) / shape.head_dim
+        angles = torch.arange(max_position)[:, None] / 10_000**half
+        return Requests(shape, (angles.cos(), angles.sin()), rows, qkv * 2, k, v)
+
+    return make

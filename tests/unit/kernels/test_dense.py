@@ -1,0 +1,126 @@
+"""KernelDense against TorchDense in float32 on the same weights."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tknp.errors import InvalidValue
+from tknp.kernels.dense import KernelDense
+from tknp.model.config import ModelConfig
+from tknp.model.dense import TorchDense
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+SMALL = ModelConfig(1003, 192, 256, 2, 6, 2, 32, 512, tied_embeddings=True)
+ODD = ModelConfig(77, 37, 29, 1, 3, 1, 16, 512)  # no dimension fits a panel, odd inner sizes
+SHAPES = pytest.mark.parametrize("config", [SMALL, ODD], ids=["small", "odd"])
+SCALE = 3.0
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 0.01) -> None:
+    """Within `tolerance` of the largest value: bfloat16 activations, float32 sums."""
+    assert actual.shape == expected.shape
+    difference = (actual.float() - expected).abs().max()
+    assert difference <= tolerance * expected.abs().max()
+
+
+@SHAPES
+@pytest.mark.parametrize("rows", [1, 2, 7, 13, 67])
+def test_operations_equal_the_twin(config, random_weights, rows) -> None:
+    kernels = KernelDense(random_weights(config, torch.bfloat16))
+    twin = TorchDense(random_weights(config, torch.float32))
+    ids = torch.randint(config.vocab_size, (rows,))
+    assert torch.equal(kernels.embed(ids), twin.embed(ids))
+    x = torch.randn(rows, config.hidden_size) * SCALE
+    attention = torch.randn(rows, config.q_width).to(torch.bfloat16)
+    close(kernels.project(0, x), twin.project(0, x))
+    close(kernels.output(0, attention), twin.output(0, attention.float()))
+    close(kernels.mlp(0, x), twin.mlp(0, x))
+    close(kernels.head(x), twin.head(x))
+    expected = twin.finish(0, x, attention.float())
+    close(kernels.finish(0, x.clone(), attention), expected, 0.004)
+
+
+@SHAPES
+def test_no_rows(config, random_weights) -> None:
+    dense = KernelDense(random_weights(config, torch.bfloat16))
+    x = dense.embed(torch.empty(0, dtype=torch.int64))
+    assert x.shape == (0, config.hidden_size)
+    qkv = dense.project(0, x)
+    assert qkv.shape == (0, dense.shard.qkv_width)
+    x = dense.finish(0, x, qkv[:, : config.q_width])
+    assert dense.head(x).shape == (0, config.vocab_size)
+
+
+@SHAPES
+def test_a_row_does_not_depend_on_its_batch_or_the_threads(config, random_weights, threads) -> None:
+    dense = KernelDense(random_weights(config, torch.bfloat16))
+    x = torch.randn(70, config.hidden_size) * SCALE
+    attention = torch.randn(70, config.q_width).to(torch.bfloat16)
+
+    def run(rows: slice) -> list[torch.Tensor]:
+        mine = x[rows].clone()
+        return [
+            dense.project(0, mine),
+            dense.output(0, attention[rows]),
+            dense.mlp(0, mine),
+            dense.head(mine),
+            dense.finish(0, mine, attention[rows]),
+        ]
+
+    threads(2)
+    whole = run(slice(None))
+    threads(1)
+    for cut in (slice(None), slice(0, 13), *(slice(i, i + 1) for i in range(13)), slice(40, 48)):
+        for part, all_rows in zip(run(cut), whole, strict=True):
+            assert torch.equal(part, all_rows[cut])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_tensor_parallel_slices(random_weights, rank) -> None:
+    config = ModelConfig(101, 64, 96, 1, 4, 2, 16, 512, tied_embeddings=True)
+    kernels = KernelDense(random_weights(config, torch.bfloat16, tp=2, rank=rank))
+    twin = TorchDense(random_weights(config, torch.float32, tp=2, rank=rank))
+    ids = torch.arange(config.vocab_size)
+    assert torch.equal(kernels.embed(ids), twin.embed(ids))
+    x = torch.randn(9, config.hidden_size)
+    close(kernels.mlp(0, x), twin.mlp(0, x))
+    close(kernels.head(x), twin.head(x))
+    with pytest.raises(InvalidValue, match="output"):
+        kernels.finish(0, x, torch.zeros(9, 32, dtype=torch.bfloat16))
+
+
+def test_a_nan_stays_in_its_row(random_weights) -> None:
+    dense = KernelDense(random_weights(SMALL, torch.bfloat16))
+    x = torch.randn(5, SMALL.hidden_size)
+    x[2, 7] = torch.nan
+    mlp = dense.mlp(0, x)
+    assert mlp[2].isnan().all()
+    assert not mlp[[0, 1, 3, 4]].isnan().any()
+
+
+def test_a_tied_matrix_is_stored_once(random_weights) -> None:
+    weights = random_weights(SMALL, torch.bfloat16)
+    padding = 1.1
+    assert KernelDense(weights).size_bytes < padding * weights.size_bytes
+
+
+def test_calls_from_several_threads(random_weights) -> None:
+    dense = KernelDense(random_weights(SMALL, torch.bfloat16))
+    inputs = [torch.randn(rows, SMALL.hidden_size) for rows in (3, 40, 1, 24)]
+    expected = [dense.mlp(0, x) for x in inputs]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(10):
+            actual = list(pool.map(lambda x: dense.mlp(0, x), inputs))
+            assert all(map(torch.equal, actual, expected))
+
+
+def test_what_the_kernels_do_not_take(random_weights) -> None:
+    with pytest.raises(InvalidValue, match="bfloat16"):
+        KernelDense(random_weights(SMALL, torch.float32))
+    dense = KernelDense(random_weights(SMALL, torch.bfloat16))
+    with pytest.raises(InvalidValue, match=r"float32 \[B, 192\]"):
+        dense.project(0, torch.zeros(1, 191))
+    with pytest.raises(InvalidValue, match="attention"):
+        dense.finish(0, torch.zeros(1, 192), torch.zeros(1, 192))
