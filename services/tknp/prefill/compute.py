@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tknp.attention.base import AttentionShape
-from tknp.attention.prefill import PrefillAttention
+from tknp.engine.backend import ChunkAttention
 from tknp.engine.decode import TORCH_DTYPES
 from tknp.engine.executor import Executor, Frame
 from tknp.errors import TknpError
@@ -24,7 +23,6 @@ from tknp.layout.layout import Layout
 from tknp.layout.prefill import derive_chunk
 from tknp.layout.rank import Rank
 from tknp.model.dense import Dense
-from tknp.model.rope import rope_table
 from tknp.sampling.history import RowState
 from tknp.sampling.params import SamplingParams
 from tknp.sampling.sampler import RowLogprobs, Sampler
@@ -65,9 +63,8 @@ class PrefillRank:
         transport: Transport,
         *,
         dense: Dense,
+        attention: ChunkAttention,
         storage: KvStorage,
-        page_size: int,
-        max_positions: int,
         max_chunk: int,
         device: torch.device,
     ) -> None:
@@ -77,9 +74,7 @@ class PrefillRank:
         self._t = t
         self._device = device
         self._transport = transport
-        cos, sin = rope_table(layout.config, torch.arange(max_positions))
-        shape = AttentionShape.of(shard, page_size)
-        self._attention = PrefillAttention(shape, (cos.to(device), sin.to(device)))
+        self._attention = attention
         self._sampler = Sampler(layout.config.vocab_size, layout.config.eos_ids)
         self._executor = Executor(
             Rank(0, t), dense, transport,

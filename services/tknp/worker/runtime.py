@@ -7,19 +7,15 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
 
-from tknp.attention.base import AttentionShape
-from tknp.attention.factory import decode_attention
+from tknp.engine.backend import choose_backend
 from tknp.engine.batch import Delta
 from tknp.engine.decode import TORCH_DTYPES, DecodeRank, Outcome
 from tknp.kv.pages import PagePool
 from tknp.kv.storage import KvStorage
 from tknp.layout.rank import Rank
-from tknp.model.dense import TorchDense
-from tknp.model.rope import rope_table
 from tknp.pool import Pool
 from tknp.rpc.lifecycle import Lifecycle
 from tknp.transfer.factory import make_receiver
@@ -96,7 +92,11 @@ class DecodeRuntime:
         pool, shard = self.pool, self.pool.shard(self.rank)
         dtype = TORCH_DTYPES[pool.config.dtype]
         weights = pool.checkpoint.load(shard, dtype, self.device, self.life.loaded)
-        self._dense = TorchDense(weights) if len(shard.layers) else None
+        self.backend = choose_backend(
+            shard, page_size=pool.page_size, max_positions=pool.max_model_len + 1,
+            dtype=dtype, device=self.device,
+        )  # fmt: skip
+        self._dense = self.backend.dense(weights) if len(shard.layers) else None
         measured = measured_kv_bytes(self.device)
         self.pages = pool.pages(self.rank.node, measured)
         if self.pages:
@@ -114,12 +114,7 @@ class DecodeRuntime:
     def _join(self) -> None:
         pool = self.pool
         self._transport = self._connect(pool, self.rank, self.device)
-        shape = AttentionShape.of(pool.shard(self.rank), pool.page_size)
-        cos, sin = rope_table(pool.checkpoint.config, torch.arange(pool.max_model_len + 1))
-        attention: Any = None
-        if self.storage is not None:
-            table = cos.to(self.device), sin.to(self.device)
-            attention = decode_attention(shape, table)
+        attention = self.backend.decode_attention() if self.storage is not None else None
         self._engine = DecodeRank(
             pool.layout, self.rank, self._transport,
             dense=self._dense, attention=attention, storage=self.storage,

@@ -1,0 +1,92 @@
+"""Which implementation of the mathematics a rank runs.
+
+bfloat16 on a CPU runs the compiled kernels (`tknp.kernels`); everything else, and every machine
+that can't have them, runs torch. Both give the same network; `name` says which, in logs and status.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tknp.attention.base import AttentionShape, DecodeAttention, RopeTable
+from tknp.attention.factory import decode_attention
+from tknp.attention.prefill import PrefillAttention
+from tknp.errors import InvalidValue
+from tknp.kernels import available
+from tknp.kernels.decode import KernelDecodeAttention, check_rope
+from tknp.kernels.dense import KernelDense
+from tknp.kernels.prefill import KernelPrefillAttention
+from tknp.model.dense import Dense, TorchDense
+from tknp.model.rope import rope_table
+from tknp.model.shard import Shard
+from tknp.model.weights import ShardWeights
+
+log = logging.getLogger(__name__)
+
+
+class ChunkAttention(Protocol):
+    """What prefill needs, see `tknp.attention.prefill.PrefillAttention`."""
+
+    def attend(
+        self, qkv: Tensor, start: int, block_table: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Torch on any device and in any dtype."""
+
+    shape: AttentionShape
+    rope: RopeTable
+    name: str = "torch"
+
+    def dense(self, weights: ShardWeights) -> Dense:
+        return TorchDense(weights)
+
+    def decode_attention(self) -> DecodeAttention[Any]:
+        return decode_attention(self.shape, self.rope)
+
+    def prefill_attention(self) -> ChunkAttention:
+        return PrefillAttention(self.shape, self.rope)
+
+
+class KernelBackend(Backend):
+    """The compiled CPU kernels, bfloat16."""
+
+    def dense(self, weights: ShardWeights) -> Dense:
+        return KernelDense(weights)
+
+    def decode_attention(self) -> DecodeAttention[Any]:
+        return KernelDecodeAttention(self.shape, self.rope)
+
+    def prefill_attention(self) -> ChunkAttention:
+        return KernelPrefillAttention(self.shape, self.rope)
+
+
+def choose_backend(
+    shard: Shard, *, page_size: int, max_positions: int, dtype: torch.dtype, device: torch.device
+) -> Backend:
+    """The fastest backend for one rank's heads; says why when a CPU can't have the kernels.
+
+    `max_positions`: tokens that the rotary tables cover. Builds the kernels on first use, which
+    takes most of a minute.
+    """
+    shape = AttentionShape.of(shard, page_size)
+    cos, sin = rope_table(shard.config, torch.arange(max_positions))
+    rope = cos.to(device), sin.to(device)
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return Backend(shape, rope)
+    found = available()
+    reason = found.reason
+    if found:
+        try:
+            return KernelBackend(shape, check_rope(shape, rope), f"kernels ({found.isa})")
+        except InvalidValue as error:
+            reason = str(error)
+    log.warning("bfloat16 runs on torch, which is slow on CPUs: %s", reason)
+    return Backend(shape, rope)
