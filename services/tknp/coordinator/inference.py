@@ -4,19 +4,22 @@
     GetModel   what a client has to know of the model
     Tokenize   ids of a text or a chat
 
-Tokens that are ready together go out in one message. A client that goes away ends its request.
+Tokens that are ready together go out in one message. A client that goes away ends its request, and
+so does a deadline: the call's own, or `timeout_s` if that is sooner.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from tknp.coordinator.driver import Driver
-from tknp.coordinator.request import Event, Request
+from tknp.coordinator.request import NO_DEADLINE_S, Event, Request
+from tknp.coordinator.serving import Serving
 from tknp.errors import InvalidValue, TknpError
 from tknp.kv.holding import Key
 from tknp.model.tokenizer import Tokenizer
@@ -44,9 +47,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         arrived_s = self._driver.clock()
         try:
-            request = await self._accept(message, arrived_s)
+            serving = self._driver.open()
+            request = await self._accept(serving, message, arrived_s, context.time_remaining())
         except TknpError:
-            self._driver.counts["refused"] += 1
+            self._driver.counts.refused += 1
             raise
         name = message.request_id or request.key.request_id
         accepted = pb.Accepted(request_id=name, prompt_tokens=len(request.prompt))
@@ -66,16 +70,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     response.finish.CopyFrom(self._finish(request, finish))
                 yield response
         finally:
-            self._driver.cancel(request)
+            serving.cancel(request)
 
     async def GetModel(self, message: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
-        scheduler, model = self._driver.serving(), self._driver.pool.checkpoint.config
+        model = self._driver.pool.checkpoint.config
+        longest = self._driver.open().scheduler.limits.longest
         return pb.GetModelResponse(
             name=self._name,
             family=model.family,
             dtype=self._driver.pool.config.dtype,
             vocab_size=model.vocab_size,
-            max_model_len=scheduler.longest,
+            max_model_len=longest,
             eos_token_ids=model.eos_ids,
             has_chat_template=self._tokenizer.has_chat_template,
         )
@@ -84,21 +89,31 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         ids = await self._encode(message)
         return pb.TokenizeResponse(token_ids=pack_ids(ids))
 
-    async def _accept(self, message: pb.GenerateRequest, arrived_s: float) -> Request:
-        scheduler = self._driver.serving()
+    async def _accept(
+        self,
+        serving: Serving,
+        message: pb.GenerateRequest,
+        arrived_s: float,
+        call_s: float | None,
+    ) -> Request:
+        """Check and queue. `call_s`: what the call's own deadline leaves, if it has one."""
         if len(message.request_id) > _MAX_REQUEST_ID:
-            raise InvalidValue(
-                "request_id",
-                message.request_id[:16] + "...",
-                f"at most {_MAX_REQUEST_ID} characters",
-            )
+            shown = message.request_id[:16] + "..."
+            raise InvalidValue("request_id", shown, f"at most {_MAX_REQUEST_ID} characters")
+        timeout_s = message.timeout_s
+        if not (math.isfinite(timeout_s) and timeout_s >= 0):
+            raise InvalidValue("timeout_s", timeout_s, "a number of seconds, 0 for no limit")
+        allowed_s = min(timeout_s or NO_DEADLINE_S, NO_DEADLINE_S if call_s is None else call_s)
         prompt = await self._encode(message)
         given = message.sampling.max_tokens if message.sampling.HasField("max_tokens") else None
-        max_tokens = scheduler.check(len(prompt), given)
+        max_tokens = serving.scheduler.limits.output_tokens(len(prompt), given)
         params = sampling_from(message.sampling, seed=secrets.randbits(63), max_tokens=max_tokens)
         validate(params, self._vocab_size)
-        request = Request(Key(uuid.uuid4().hex, 0), prompt, params, arrived_s)
-        self._driver.submit(request)
+        request = Request(
+            Key(uuid.uuid4().hex, 0), prompt, params, arrived_s, message.priority,
+            arrived_s + allowed_s,
+        )  # fmt: skip
+        self._driver.open().submit(request)
         return request
 
     async def _encode(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> Sequence[int]:

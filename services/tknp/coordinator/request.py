@@ -12,6 +12,8 @@ from tknp.kv.holding import Key
 from tknp.sampling.params import SamplingParams
 from tknp.v1.common_pb2 import FinishReason, Token
 
+NO_DEADLINE_S = float("inf")
+
 
 class Stage(StrEnum):
     """Where a request is; see the package docstring."""
@@ -23,7 +25,7 @@ class Stage(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """What a client sees next: tokens, with `finish` on the last event, or an error."""
 
@@ -34,25 +36,34 @@ class Event:
 
 @dataclass(eq=False)
 class Request:
-    """Prompt and sampling never change; the scheduler alone changes the rest.
+    """Prompt and sampling never change; the scheduler alone changes what stands below `pinned`.
 
-    `pinned`: the only node that may own it (warm-up). `issued`: tokens generated or on their way.
-    `slot`: its row while it runs. Times are of the coordinator's clock.
+    `priority`: higher goes first. `deadline_s`: when it fails unless it has ended, on the
+    coordinator's clock as all times. `pinned`: the only node that may own it (warm-up).
+    `order`: its place in the order of arrival. `stops`: ids that end it. `slot`: its row while it
+    runs.
     """
 
     key: Key
     prompt: Sequence[int]
     params: SamplingParams
     arrived_s: float
+    priority: int = 0
+    deadline_s: float = NO_DEADLINE_S
     pinned: int | None = None
+    order: int = -1
+    stops: frozenset[int] = frozenset()
     stage: Stage = Stage.QUEUED
     owner: int = -1
     slot: int = -1
-    issued: int = 0
     generated: list[int] = field(default_factory=list)
     placed_s: float = 0.0
     first_token_s: float = 0.0
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+
+    @property
+    def ended(self) -> bool:
+        return self.stage is Stage.ENDED
 
     @property
     def tokens_reserved(self) -> int:

@@ -1,68 +1,74 @@
 """Iteration-level scheduling with capacity-aware ownership. Pure: no clock, no sockets.
 
-Requests are placed in order of arrival. The first that fits nowhere waits, and those behind it wait
-too, so that none starves. A placed request has its pages counted against its owner until every rank
-of the owner is past its last step.
+Requests are placed in the order of `tknp.coordinator.waiting`. The first that fits nowhere waits,
+and those behind it wait too. A placed request has its pages counted against its owner until every
+rank of the owner is past its last step.
 
 A step is launched before the tokens of the one before are known. A request that must end by length
-leaves in time, without a wasted row; one that ends by a token runs one more row, and its token is
-discarded.
+leaves in time, without a wasted row: the step it leaves at is known when it is admitted. One that
+ends by a token runs one more row, and its token is discarded. No call costs more than what changes,
+except `tokens`, which costs one turn a row.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from tknp.coordinator.limits import Limits
 from tknp.coordinator.request import Request, Stage
+from tknp.coordinator.waiting import Waiting
 from tknp.engine.batch import Admit, Delta
-from tknp.errors import CapacityError, InvalidValue, ProtocolError
+from tknp.errors import CapacityError, ProtocolError
+from tknp.kv.holding import Key
 from tknp.kv.size import pages_for
 from tknp.layout.owners import NodeLoad, choose_owner
 from tknp.v1.common_pb2 import FinishReason
 
+STEPS_IN_FLIGHT = 2
 
-@dataclass(frozen=True)
-class Limits:
-    """What the pool can take. `max_prompt_tokens`: what every prefill replica can hold."""
 
-    page_size: int
-    max_batch: int
-    max_queue: int
-    max_model_len: int
-    max_prompt_tokens: int
-    eos_ids: frozenset[int]
+class Taken(NamedTuple):
+    """Row `row` of a step gave `request` a token, the last one if `finish` says why."""
+
+    row: int
+    request: Request
+    finish: FinishReason.ValueType | None
 
 
 class Scheduler:
-    """`pages`: that each node can give to requests."""
+    """All requests of one stream."""
 
-    def __init__(self, pages: Sequence[int], limits: Limits, epoch: int, stream: int = 0) -> None:
+    def __init__(self, limits: Limits, epoch: int, stream: int = 0) -> None:
         self.limits = limits
-        self.queue: deque[Request] = deque()
+        self.waiting = Waiting()
         self.placed: set[Request] = set()
         self.ready: deque[Request] = deque()
         self.running: dict[int, Request] = {}
         self.steps = 0
-        self._pages = tuple(pages)
-        self._used = [0] * len(pages)
-        self._requests = [0] * len(pages)
         self._epoch = epoch
         self._stream = stream
+        self._arrived = 0
+        self._live: dict[Request, None] = {}
+        nodes = len(limits.pages)
+        self._used, self._withheld, self._requests = [0] * nodes, [0] * nodes, [0] * nodes
         self._free_slots = list(range(limits.max_batch - 1, -1, -1))
         self._in_flight: dict[int, dict[int, Request]] = {}
         self._leaving: dict[int, list[Request]] = {}
+        self._full_at: defaultdict[int, list[Request]] = defaultdict(list)
+        self._ended: list[Request] = []
 
     @property
     def loads(self) -> list[NodeLoad]:
-        """Pages of each node, reserved ones as used."""
-        return [NodeLoad(p, u) for p, u in zip(self._pages, self._used, strict=True)]
+        """Pages of each node; reserved and withheld ones are used."""
+        taken = zip(self.limits.pages, self._used, self._withheld, strict=True)
+        return [NodeLoad(pages, used + withheld) for pages, used, withheld in taken]
 
     @property
-    def longest(self) -> int:
-        """Most tokens, prompt plus output, that a request may have."""
-        return min(self.limits.max_model_len, max(self._pages) * self.limits.page_size)
+    def live(self) -> list[Request]:
+        """Every request that has not ended, in order of arrival."""
+        return list(self._live)
 
     @property
     def in_flight(self) -> int:
@@ -77,41 +83,31 @@ class Scheduler:
         mine = [r for r in self.running.values() if r.owner == node]
         return sum(len(r.prompt) + len(r.generated) for r in mine)
 
-    def check(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        """Output limit of a request; raises InvalidValue if no node could ever hold it."""
-        if prompt_tokens < 1:
-            raise InvalidValue("prompt", "", "must have at least one token")
-        longest_prompt = min(self.longest - 1, self.limits.max_prompt_tokens)
-        if prompt_tokens > longest_prompt:
-            raise InvalidValue(
-                "prompt", f"{prompt_tokens} tokens",
-                f"this pool takes at most {longest_prompt} and one of output",
-            )  # fmt: skip
-        room = self.longest - prompt_tokens
-        if max_tokens is not None and max_tokens > room:
-            raise InvalidValue(
-                "max_tokens", max_tokens,
-                f"at most {room} after a prompt of {prompt_tokens} tokens: one node of this pool "
-                f"holds {self.longest} in all",
-            )  # fmt: skip
-        return room if max_tokens is None else max_tokens
-
     def submit(self, request: Request) -> None:
         """Queue a checked request. Raises CapacityError when the queue is full."""
-        if len(self.queue) >= self.limits.max_queue:
-            raise CapacityError(f"{len(self.queue)} requests wait already: come again later")
-        self.queue.append(request)
+        if len(self.waiting) >= self.limits.max_queue:
+            raise CapacityError(
+                f"{len(self.waiting)} requests wait already, max_queue={self.limits.max_queue}: "
+                "come again later"
+            )
+        params = request.params
+        eos = frozenset() if params.ignore_eos else self.limits.eos_ids
+        request.stops = eos.union(params.stop_token_ids)
+        request.order = self._arrived
+        self._arrived += 1
+        self._live[request] = None
+        self.waiting.add(request)
 
     def place(self) -> list[Request]:
         """Give owners and slots to waiting requests, in order, for as long as they fit."""
         placed = []
-        while self.queue and len(self._free_slots) > 0:
-            request = self.queue[0]
+        while self.waiting and self._free_slots:
+            request = self.waiting.head
             need = self._need(request)
             owner = self._owner(request, need)
             if owner is None:
                 break
-            self.queue.popleft()
+            self.waiting.remove(request)
             request.owner, request.slot = owner, self._free_slots.pop()
             request.stage = Stage.PLACED
             self._used[owner] += need
@@ -121,17 +117,17 @@ class Scheduler:
         return placed
 
     def unplace(self, request: Request) -> None:
-        """The owner had no room after all: the request is next in line again."""
-        self.placed.discard(request)
+        """The owner holds nothing of this attempt (any more): the next one waits for its turn."""
+        self.placed.remove(request)
         self._free_slots.append(request.slot)
-        self.freed(request)
+        self._free(request)
+        request.key = Key(request.key.request_id, request.key.attempt + 1)
         request.stage, request.owner, request.slot = Stage.QUEUED, -1, -1
-        self.queue.appendleft(request)
+        self.waiting.add(request)
 
     def first_token(self, request: Request, token: int) -> FinishReason.ValueType | None:
         """Prefill has sampled `token`. Unless that ends the request, it joins the next step."""
-        self.placed.discard(request)
-        request.issued = 1
+        self.placed.remove(request)
         finish = self._append(request, token)
         if finish is None:
             request.stage = Stage.READY
@@ -141,82 +137,104 @@ class Scheduler:
         return finish
 
     def delta(self) -> Delta | None:
-        """What the next step changes, or None when nothing runs and nothing has to end."""
-        leaving = [
-            r
-            for r in self.running.values()
-            if r.stage is Stage.ENDED or r.issued >= r.params.max_tokens
-        ]
-        for request in leaving:
-            del self.running[request.slot]
-            self._free_slots.append(request.slot)
-        admits = []
-        while self.ready:
-            request = self.ready.popleft()
-            request.stage = Stage.RUNNING
-            self.running[request.slot] = request
-            admits.append(_admit(request))
-        if not self.running and not leaving:
+        """What the next step changes.
+
+        None while enough steps are in flight, and when nothing runs and nothing has to leave.
+        """
+        if len(self._in_flight) >= STEPS_IN_FLIGHT:
             return None
-        for request in self.running.values():
-            request.issued += 1
         step = self.steps
+        due = [*self._ended, *self._full_at.pop(step, ())]
+        leaving = [request for request in dict.fromkeys(due) if self._runs(request)]
+        self._ended.clear()
+        if not self.running and not self.ready:
+            return None
+        admits = [self._admit(request, step) for request in self.ready]
+        if leaving or admits:
+            # Steps in flight keep the rows they were launched with.
+            rows = dict(self.running)
+            for request in leaving:
+                del rows[request.slot]
+                self._free_slots.append(request.slot)
+            rows.update((request.slot, request) for request in self.ready)
+            self.running = rows
+            self.ready.clear()
         self.steps += 1
-        self._in_flight[step] = dict(self.running)
+        self._in_flight[step] = self.running
         self._leaving[step] = leaving
         ends = tuple(request.slot for request in leaving)
         return Delta(self._epoch, self._stream, step, ends, tuple(admits))
 
-    def token(
-        self, step: int, slot: int, token: int
-    ) -> tuple[Request, FinishReason.ValueType | None] | None:
-        """The row of `slot` in `step` drew `token`. None if the request has ended before."""
-        request = self._row(step, slot)
-        if request.stage is Stage.ENDED:
-            return None
-        return request, self._append(request, token)
+    def tokens(self, step: int, slots: Sequence[int], ids: Sequence[int | None]) -> list[Taken]:
+        """What every row of `step` drew; None where a row failed, which ends its request.
 
-    def row_failed(self, step: int, slot: int) -> Request | None:
-        """The row of `slot` in `step` drew nothing: its request ends."""
-        request = self._row(step, slot)
-        if request.stage is Stage.ENDED:
-            return None
-        request.stage = Stage.ENDED
-        return request
-
-    def sampled(self, step: int) -> None:
-        """Every token of `step` has been taken."""
-        del self._in_flight[step]
+        Rows of requests that had ended before are left out. Raises ProtocolError unless the rows
+        are those that the step was launched with.
+        """
+        rows = self._in_flight.pop(step, None)
+        if rows is None or len(slots) != len(rows) or not rows.keys() >= set(slots):
+            asked = "no such step" if rows is None else f"slots {sorted(rows)}"
+            raise ProtocolError(f"step {step} answers for slots {sorted(slots)}, asked: {asked}")
+        taken = []
+        for row, (slot, token) in enumerate(zip(slots, ids, strict=True)):
+            request = rows[slot]
+            if request.stage is Stage.ENDED:
+                continue
+            if token is None:
+                self._end(request)
+                taken.append(Taken(row, request, None))
+            else:
+                taken.append(Taken(row, request, self._append(request, token)))
+        return taken
 
     def finished(self, step: int) -> None:
         """Every rank has finished `step`: pages of requests that left before it are free."""
         for request in self._leaving.pop(step):
-            self.freed(request)
+            self._free(request)
 
     def freed(self, request: Request) -> None:
-        """The owner has the request's pages back."""
-        self._used[request.owner] -= self._need(request)
-        self._requests[request.owner] -= 1
+        """The owner has released the pages of a request that no step had admitted."""
+        self._free(request)
 
-    def end(self, request: Request) -> bool:
-        """Cancelled or failed. True if the caller must release its pages at the owner."""
-        stage, request.stage = request.stage, Stage.ENDED
+    def withhold(self, node: int, pages: int) -> None:
+        """`node` has `pages` that no request holds and that it can't give either (quarantine)."""
+        self._withheld[node] = pages
+
+    def end(self, request: Request) -> Stage:
+        """Cancelled or failed; returns the stage it had.
+
+        From PLACED and READY the caller must release its pages at the owner and call `freed`.
+        """
+        stage = request.stage
+        if stage is Stage.ENDED:
+            return stage
+        self._end(request)
         if stage is Stage.QUEUED:
-            self.queue.remove(request)
+            self.waiting.remove(request)
         elif stage is Stage.PLACED:
-            self.placed.discard(request)
+            self.placed.remove(request)
             self._free_slots.append(request.slot)
         elif stage is Stage.READY:
             self.ready.remove(request)
             self._free_slots.append(request.slot)
-        return stage in (Stage.PLACED, Stage.READY)
+        return stage
 
-    def live(self) -> list[Request]:
-        """Every request that has not ended."""
-        running = [r for r in self.running.values() if r.stage is not Stage.ENDED]
-        flying = [r for rows in self._in_flight.values() for r in rows.values()]
-        late = [r for r in flying if r.stage is not Stage.ENDED]
-        return list(dict.fromkeys([*self.queue, *self.placed, *self.ready, *running, *late]))
+    def overdue(self, now_s: float) -> list[Request]:
+        """Requests whose deadline has passed; the caller ends them."""
+        return [request for request in self._live if request.deadline_s <= now_s]
+
+    def _end(self, request: Request) -> None:
+        request.stage = Stage.ENDED
+        del self._live[request]
+        if self._runs(request):
+            self._ended.append(request)
+
+    def _runs(self, request: Request) -> bool:
+        return self.running.get(request.slot) is request
+
+    def _free(self, request: Request) -> None:
+        self._used[request.owner] -= self._need(request)
+        self._requests[request.owner] -= 1
 
     def _owner(self, request: Request, need: int) -> int | None:
         if request.pinned is None:
@@ -226,36 +244,30 @@ class Scheduler:
     def _need(self, request: Request) -> int:
         return pages_for(request.tokens_reserved, self.limits.page_size)
 
-    def _row(self, step: int, slot: int) -> Request:
-        try:
-            return self._in_flight[step][slot]
-        except KeyError:
-            raise ProtocolError(f"a token came for slot {slot} of step {step}, not asked") from None
-
     def _append(self, request: Request, token: int) -> FinishReason.ValueType | None:
         request.generated.append(token)
-        params = request.params
-        stops = token in params.stop_token_ids
-        if stops or (token in self.limits.eos_ids and not params.ignore_eos):
+        if token in request.stops:
             finish = FinishReason.FINISH_REASON_STOP
-        elif len(request.generated) >= params.max_tokens:
+        elif len(request.generated) >= request.params.max_tokens:
             finish = FinishReason.FINISH_REASON_LENGTH
         else:
             return None
-        request.stage = Stage.ENDED
+        self._end(request)
         return finish
 
-
-def _admit(request: Request) -> Admit:
-    history = request.params.needs_history
-    return Admit(
-        slot=request.slot,
-        key=request.key,
-        owner=request.owner,
-        position=len(request.prompt) + len(request.generated) - 1,
-        token=request.generated[-1],
-        sampling=request.params,
-        prompt=tuple(request.prompt) if history else (),
-        generated=tuple(request.generated) if history else (),
-        generated_count=len(request.generated),
-    )
+    def _admit(self, request: Request, step: int) -> Admit:
+        request.stage = Stage.RUNNING
+        count = len(request.generated)
+        self._full_at[step + request.params.max_tokens - count].append(request)
+        history = request.params.needs_history
+        return Admit(
+            slot=request.slot,
+            key=request.key,
+            owner=request.owner,
+            position=len(request.prompt) + count - 1,
+            token=request.generated[-1],
+            sampling=request.params,
+            prompt=tuple(request.prompt) if history else (),
+            generated=tuple(request.generated) if history else (),
+            generated_count=count,
+        )

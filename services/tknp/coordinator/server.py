@@ -14,6 +14,7 @@ from tknp.model.tokenizer import load_tokenizer
 from tknp.pool import Pool, open_pool
 from tknp.rpc.channel import Server
 from tknp.rpc.process import run
+from tknp.rpc.security import Security, read_security
 from tknp.v1 import coordinator_pb2, inference_pb2
 from tknp.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from tknp.v1.inference_pb2_grpc import add_InferenceServicer_to_server
@@ -28,10 +29,12 @@ SERVICES = (
 class CoordinatorServer:
     """Answers status at once; Inference is refused until the pool is ready."""
 
-    def __init__(self, pool: Pool, clock: Callable[[], float] = time.monotonic) -> None:
-        self.driver = Driver(pool, clock)
+    def __init__(
+        self, pool: Pool, clock: Callable[[], float] = time.monotonic, *, security: Security
+    ) -> None:
+        self.driver = Driver(pool, clock, security)
         self._pool = pool
-        self._server = Server(pool.config.coordinator, SERVICES)
+        self._server = Server(pool.config.coordinator, SERVICES, security, public=True)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -47,6 +50,11 @@ class CoordinatorServer:
     async def failed(self) -> str:
         await self.driver.failed.wait()
         return self.driver.error
+
+    async def drain(self) -> None:
+        """Refuse new requests; open ones end, or fail after `drain_s`."""
+        await self._server.ready(False)
+        await self.driver.drain(self._pool.config.drain_s)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -69,9 +77,10 @@ class CoordinatorServer:
 
 
 def serve(config: PoolConfig) -> None:
-    """Serve the coordinator of `config` until SIGTERM or SIGINT.
+    """Serve the coordinator of `config` until SIGTERM or SIGINT, then drain it.
 
     Raises TknpError when the pool file or the checkpoint is bad, or when the pool fails.
     """
     pool = open_pool(config)
-    run(lambda: CoordinatorServer(pool))
+    security = read_security(config)
+    run(lambda: CoordinatorServer(pool, security=security))

@@ -1,13 +1,14 @@
 """What the processes of a pool report, and whether they fit together.
 
 Every process answers Describe from the moment its port is open, so a pool that can't start says
-which part is missing and why.
+which part is missing and why. Once it runs, the same question tells which processes still answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -16,10 +17,11 @@ from grpc import aio
 from tknp.errors import ProtocolError, Unavailable
 from tknp.pool import Pool
 from tknp.rpc.channel import connect
+from tknp.rpc.security import Security
 from tknp.transfer.compatibility import check
 from tknp.v1.attention_owner_pb2 import OwnerDescription
 from tknp.v1.attention_owner_pb2_grpc import AttentionOwnerStub
-from tknp.v1.common_pb2 import Compatibility, DescribeRequest, Phase, Progress
+from tknp.v1.common_pb2 import DescribeRequest, Phase, Progress
 from tknp.v1.decode_root_pb2 import RootDescription
 from tknp.v1.decode_root_pb2_grpc import DecodeRootStub
 from tknp.v1.prefill_pb2 import PrefillDescription
@@ -28,11 +30,15 @@ from tknp.v1.prefill_pb2_grpc import PrefillStub
 log = logging.getLogger(__name__)
 _POLL_S = 0.2
 _DESCRIBE_S = 5.0
+_ABSENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 @dataclass
 class Peer:
-    """One process of the pool. A decode rank has `root` or `owner` or both; prefill its own."""
+    """One process of the pool. A decode rank has `root` or `owner` or both; prefill its own.
+
+    `lost`: why it can't be reached, `misfit`: why it can't be used, as of its last answer.
+    """
 
     name: str
     address: str
@@ -41,21 +47,35 @@ class Peer:
     owner: OwnerDescription | None = None
     prefill: PrefillDescription | None = None
     progress: Progress = field(default_factory=Progress)
+    lost: str = ""
+    misfit: str = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be asked of it now; empty if it is well."""
+        if self.lost or self.misfit:
+            return self.lost or self.misfit
+        if self.progress.phase == Phase.PHASE_READY:
+            return ""
+        phase = Phase.Name(self.progress.phase).removeprefix("PHASE_").lower()
+        return self.progress.error or f"not ready: {phase}"
 
 
 class Peers:
     """Every process of `pool`: `nodes[n][t]` and `prefill[p][t]`."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, security: Security) -> None:
         self._pool = pool
-        self.nodes = [
-            [Peer(f"decode node {n}, rank {t}", a, connect(a)) for t, a in enumerate(c.addresses)]
-            for n, c in enumerate(pool.config.nodes)
-        ]
-        self.prefill = [
-            [Peer(f"prefill {p}, rank {t}", a, connect(a)) for t, a in enumerate(c.addresses)]
-            for p, c in enumerate(pool.config.prefill)
-        ]
+
+        def ranks(name: str, addresses: Sequence[str]) -> list[Peer]:
+            return [
+                Peer(f"{name}, rank {t}", address, connect(address, security))
+                for t, address in enumerate(addresses)
+            ]
+
+        config = pool.config
+        self.nodes = [ranks(f"decode node {n}", c.addresses) for n, c in enumerate(config.nodes)]
+        self.prefill = [ranks(f"prefill {p}", c.addresses) for p, c in enumerate(config.prefill)]
 
     @property
     def all(self) -> list[Peer]:
@@ -63,9 +83,9 @@ class Peers:
 
     async def refresh(self) -> None:
         """Ask every process once. One that doesn't answer keeps what it last said."""
-        asks = [self._ask_rank(n, peer) for n, ranks in enumerate(self.nodes) for peer in ranks]
-        asks += [self._ask_prefill(peer) for ranks in self.prefill for peer in ranks]
-        await asyncio.gather(*asks)
+        decode = [self._ask_rank(n, peer) for n, ranks in enumerate(self.nodes) for peer in ranks]
+        prefill = [self.ask_prefill(ranks) for ranks in self.prefill]
+        await asyncio.gather(*decode, *prefill)
 
     async def ready(self) -> None:
         """Wait until all are READY and fit together.
@@ -75,20 +95,30 @@ class Peers:
         while True:
             await self.refresh()
             for peer in self.all:
+                if peer.misfit:
+                    raise ProtocolError(f"{peer.name} at {peer.address}: {peer.misfit}")
                 if peer.progress.phase == Phase.PHASE_FAILED:
                     raise Unavailable(f"{peer.name} at {peer.address}: {peer.progress.error}")
-            if all(peer.progress.phase == Phase.PHASE_READY for peer in self.all):
-                break
+            if not any(peer.trouble for peer in self.all):
+                return
             await asyncio.sleep(_POLL_S)
-        for peer in self.all:
-            self._check(peer)
 
-    def pages(self) -> list[int]:
+    def pages(self) -> tuple[int, ...]:
         """Pages that each node can give to requests: those of its smallest rank, less the dummy."""
-        return [
+        return tuple(
             min(max(p.owner.pages - 1, 0) if p.owner is not None else 0 for p in ranks)
             for ranks in self.nodes
-        ]
+        )
+
+    async def quarantined(self, node: int) -> int:
+        """Pages of `node` that no request holds and that it can't give; asks it."""
+        leader = self.nodes[node][0]
+        await self._ask_rank(node, leader)
+        return leader.owner.counts.quarantined if leader.owner is not None else 0
+
+    async def ask_prefill(self, ranks: Sequence[Peer]) -> None:
+        """Ask the processes of one prefill replica."""
+        await asyncio.gather(*(self._ask_prefill_rank(peer) for peer in ranks))
 
     async def close(self) -> None:
         await asyncio.gather(*(peer.channel.close(None) for peer in self.all))
@@ -106,27 +136,39 @@ class Peers:
                 peer.progress = peer.owner.progress
         except aio.AioRpcError as error:
             _not_heard(peer, error)
+        else:
+            self._heard(peer, (peer.root, peer.owner))
 
-    async def _ask_prefill(self, peer: Peer) -> None:
+    async def _ask_prefill_rank(self, peer: Peer) -> None:
         try:
             stub = PrefillStub(peer.channel)
             peer.prefill = await stub.Describe(DescribeRequest(), timeout=_DESCRIBE_S)
             peer.progress = peer.prefill.progress
         except aio.AioRpcError as error:
             _not_heard(peer, error)
+        else:
+            self._heard(peer, (peer.prefill,))
 
-    def _check(self, peer: Peer) -> None:
-        for description in (peer.root, peer.owner, peer.prefill):
+    def _heard(
+        self,
+        peer: Peer,
+        said: Iterable[RootDescription | OwnerDescription | PrefillDescription | None],
+    ) -> None:
+        peer.lost = peer.misfit = ""
+        for description in said:
             if description is None:
                 continue
-            theirs: Compatibility = description.compatibility
             try:
-                check(self._pool.compatibility, theirs)
+                check(self._pool.compatibility, description.compatibility)
             except ProtocolError as error:
-                raise ProtocolError(f"{peer.name} at {peer.address}: {error}") from None
+                peer.misfit = str(error)
 
 
 def _not_heard(peer: Peer, error: aio.AioRpcError) -> None:
-    if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        raise error
-    log.debug("%s at %s: %s", peer.name, peer.address, error.details())
+    """Absence may pass. Any other answer than the one asked for means another kind of process."""
+    reason = error.details() or error.code().name
+    if error.code() in _ABSENT:
+        peer.lost = reason
+    else:
+        peer.misfit = f"{error.code().name}: {reason}"
+    log.debug("%s at %s: %s", peer.name, peer.address, reason)

@@ -7,6 +7,7 @@ from typing import Any
 from tknp.coordinator.driver import Driver
 from tknp.v1 import coordinator_pb2 as pb
 from tknp.v1 import coordinator_pb2_grpc
+from tknp.v1.common_pb2 import Phase
 
 
 class StatusService(coordinator_pb2_grpc.CoordinatorServicer):
@@ -18,10 +19,10 @@ class StatusService(coordinator_pb2_grpc.CoordinatorServicer):
         self._started_s = driver.clock()
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.Status:
-        driver, pool, scheduler = self._driver, self._driver.pool, self._driver.scheduler
+        driver, pool, serving = self._driver, self._driver.pool, self._driver.serving
         counts = driver.counts
         status = pb.Status(
-            ready=driver.ready.is_set() and not driver.failed.is_set(),
+            ready=driver.phase == Phase.PHASE_READY,
             phase=driver.phase,
             model=self._name,
             dtype=pool.config.dtype,
@@ -29,27 +30,29 @@ class StatusService(coordinator_pb2_grpc.CoordinatorServicer):
             epoch=pool.config.epoch,
             tp=pool.layout.tp,
             page_size=pool.page_size,
-            max_model_len=pool.max_model_len if scheduler is None else scheduler.longest,
+            max_model_len=pool.max_model_len,
             nodes=[self._node(n) for n in range(pool.layout.nodes)],
             prefill=[self._prefill(p) for p in range(len(driver.peers.prefill))],
-            completed=counts["completed"],
-            cancelled=counts["cancelled"],
-            refused=counts["refused"],
-            failed=counts["failed"],
+            completed=counts.completed,
+            cancelled=counts.cancelled,
+            refused=counts.refused,
+            failed=counts.failed,
             uptime_s=driver.clock() - self._started_s,
             error=driver.error,
         )
         kinds = {p.kv_transfer for p in status.prefill if p.kv_transfer}
         status.kv_transfer = ", ".join(sorted(kinds))
-        if scheduler is not None:
-            status.queued = len(scheduler.queue)
+        if serving is not None:
+            scheduler = serving.scheduler
+            status.max_model_len = scheduler.limits.longest
+            status.queued = len(scheduler.waiting)
             status.prefilling = len(scheduler.placed)
             status.running = len(scheduler.running) + len(scheduler.ready)
             status.steps = scheduler.steps
         return status
 
     def _node(self, node: int) -> pb.NodeStatus:
-        pool, scheduler = self._driver.pool, self._driver.scheduler
+        pool, serving = self._driver.pool, self._driver.serving
         block, ranks = pool.layout.blocks[node], self._driver.peers.nodes[node]
         owner = ranks[0].owner
         status = pb.NodeStatus(
@@ -65,7 +68,8 @@ class StatusService(coordinator_pb2_grpc.CoordinatorServicer):
         if owner is not None:
             status.kv_bytes = owner.kv_bytes
             status.step_s = owner.step_s
-        if scheduler is not None:
+        if serving is not None:
+            scheduler = serving.scheduler
             load = scheduler.loads[node]
             status.pages, status.used_pages = load.pages, load.used
             status.capacity_tokens = load.pages * pool.page_size
@@ -74,11 +78,11 @@ class StatusService(coordinator_pb2_grpc.CoordinatorServicer):
         return status
 
     def _prefill(self, replica: int) -> pb.PrefillStatus:
-        ranks = self._driver.peers.prefill[replica]
+        ranks, serving = self._driver.peers.prefill[replica], self._driver.serving
         first = ranks[0].prefill
         return pb.PrefillStatus(
             addresses=[peer.address for peer in ranks],
             progress=ranks[0].progress,
-            requests=self._driver.prefilling[replica],
+            requests=serving.replicas.requests[replica] if serving is not None else 0,
             kv_transfer=first.kv_transfer if first is not None else "",
         )

@@ -1,12 +1,16 @@
-"""The life of a service process: start, run until a signal or a failure, stop."""
+"""The life of a service process: start, run until a signal or a failure, stop.
+
+The first SIGTERM or SIGINT lets a service that can drain finish its open work; a second one stops
+it at once, as does its failure meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, runtime_checkable
 
 from tknp.errors import TknpError
 
@@ -24,26 +28,55 @@ class Service(Protocol):
         """End calls, threads and connections."""
 
 
+@runtime_checkable
+class Drains(Protocol):
+    """A service that has work to finish before it stops."""
+
+    async def drain(self) -> None:
+        """Take no new work; return when open work has ended, or its time is up."""
+
+
 class ServiceFailed(TknpError):
     """A service process ended by itself; the message says why."""
 
 
+class _Signals:
+    """Counts SIGTERM and SIGINT of this process."""
+
+    def __init__(self) -> None:
+        self._come: asyncio.Queue[None] = asyncio.Queue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._come.put_nowait, None)
+
+    async def next(self) -> None:
+        await self._come.get()
+
+
+async def _first(*waits: Coroutine[Any, Any, None]) -> None:
+    """Wait until one of `waits` is done, raise what it raised, cancel the others."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _fail(service: Service) -> None:
+    raise ServiceFailed(await service.failed())
+
+
 async def _run(make: Callable[[], Service]) -> None:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+    signals = _Signals()
     service = make()
-    waiters: list[asyncio.Task[Any]] = []
     try:
         await service.start()
-        waiters = [asyncio.create_task(stopped.wait()), asyncio.create_task(service.failed())]
-        done, _ = await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-        if waiters[1] in done:
-            raise ServiceFailed(waiters[1].result())
+        await _first(_fail(service), signals.next())
+        if isinstance(service, Drains):
+            await _first(_fail(service), signals.next(), service.drain())
     finally:
-        for waiter in waiters:
-            waiter.cancel()
         await service.stop()
 
 

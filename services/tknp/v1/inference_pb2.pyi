@@ -70,11 +70,17 @@ class GenerateRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unset: chosen by the server"""
     text: _builtins.str
     token_ids: _builtins.bytes
     """packed little-endian uint32"""
+    priority: _builtins.int
+    """higher goes first; equal ones in order of arrival"""
+    timeout_s: _builtins.float
+    """DEADLINE_EXCEEDED unless done by then; 0: only the call's own deadline"""
     @_builtins.property
     def chat(self) -> Global___Chat:
         """rendered by the checkpoint's own template"""
@@ -89,10 +95,12 @@ class GenerateRequest(_message.Message):
         token_ids: _builtins.bytes = ...,
         chat: Global___Chat | None = ...,
         sampling: _common_pb2.Sampling | None = ...,
+        priority: _builtins.int = ...,
+        timeout_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "timeout_s", b"timeout_s", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

@@ -58,7 +58,8 @@ class InferenceServicer:
 
     def Generate(self, request, context):
         """Streams tokens as they are sampled. The last message carries `finish`.
-        INVALID_ARGUMENT names field, value and limit; RESOURCE_EXHAUSTED asks to come again.
+        INVALID_ARGUMENT names field, value and limit; RESOURCE_EXHAUSTED asks to come again;
+        UNAVAILABLE says why the pool takes no requests, or why this one was lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,8 @@ class InferenceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Streams tokens as they are sampled. The last message carries `finish`.
-    INVALID_ARGUMENT names field, value and limit; RESOURCE_EXHAUSTED asks to come again.
+    INVALID_ARGUMENT names field, value and limit; RESOURCE_EXHAUSTED asks to come again;
+    UNAVAILABLE says why the pool takes no requests, or why this one was lost.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
@@ -47,7 +48,8 @@ class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams tokens as they are sampled. The last message carries `finish`.
-    INVALID_ARGUMENT names field, value and limit; RESOURCE_EXHAUSTED asks to come again.
+    INVALID_ARGUMENT names field, value and limit; RESOURCE_EXHAUSTED asks to come again;
+    UNAVAILABLE says why the pool takes no requests, or why this one was lost.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -62,7 +64,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Streams tokens as they are sampled. The last message carries `finish`.
-        INVALID_ARGUMENT names field, value and limit; RESOURCE_EXHAUSTED asks to come again.
+        INVALID_ARGUMENT names field, value and limit; RESOURCE_EXHAUSTED asks to come again;
+        UNAVAILABLE says why the pool takes no requests, or why this one was lost.
         """
 
     @_abc_1.abstractmethod

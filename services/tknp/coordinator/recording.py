@@ -1,0 +1,143 @@
+"""Writes down what the scheduler was told and what it decided, for `tknp.coordinator.replay`.
+
+One JSON object a line: the limits first, then each call that changed something, in order, with the
+clock (`at_s`), what was passed (`given`) and what came back (`gave`). Requests are named by their
+order of arrival, prompts and outputs appear as counts only, and a token as whether it ends its
+request: a log can be handed on without anybody's text in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tknp.coordinator.limits import Limits
+from tknp.coordinator.request import NO_DEADLINE_S, Request, Stage
+from tknp.coordinator.scheduler import Scheduler, Taken
+from tknp.engine.batch import Delta
+from tknp.errors import CapacityError, InvalidValue
+from tknp.v1.common_pb2 import FinishReason
+
+FORMAT = 1
+FIELD = "record"
+
+
+class RecordingScheduler(Scheduler):
+    """A Scheduler that appends to the file `path` as it goes; flushed whenever a step finishes.
+
+    Raises InvalidValue when `path` can't be written.
+    """
+
+    def __init__(
+        self, limits: Limits, epoch: int, stream: int = 0, *, path: Path, clock: Callable[[], float]
+    ) -> None:
+        super().__init__(limits, epoch, stream)
+        self._clock = clock
+        try:
+            self._file = path.open("w")
+        except OSError as error:
+            raise InvalidValue(FIELD, str(path), f"can't be written: {error.strerror}") from error
+        values = {**asdict(limits), "eos_ids": sorted(limits.eos_ids)}
+        self._line({"format": FORMAT, "limits": values, "epoch": epoch, "stream": stream})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def submit(self, request: Request) -> None:
+        try:
+            super().submit(request)
+        except CapacityError:
+            self._write("submit", _asked(request), gave=False)
+            raise
+        self._write("submit", _asked(request), gave=True)
+
+    def place(self) -> list[Request]:
+        placed = super().place()
+        if placed:
+            self._write("place", [], placements(placed))
+        return placed
+
+    def unplace(self, request: Request) -> None:
+        super().unplace(request)
+        self._write("unplace", [request.order])
+
+    def first_token(self, request: Request, token: int) -> FinishReason.ValueType | None:
+        stops = token in request.stops
+        finish = super().first_token(request, token)
+        self._write("first_token", [request.order, stops], finish)
+        return finish
+
+    def delta(self) -> Delta | None:
+        delta = super().delta()
+        if delta is not None:
+            self._write("delta", [], changes(delta))
+        return delta
+
+    def tokens(self, step: int, slots: Sequence[int], ids: Sequence[int | None]) -> list[Taken]:
+        rows = self._in_flight.get(step, {})
+        stops = [
+            None if token is None else slot in rows and token in rows[slot].stops
+            for slot, token in zip(slots, ids, strict=True)
+        ]
+        taken = super().tokens(step, slots, ids)
+        self._write("tokens", [step, list(slots), stops], ends(taken))
+        return taken
+
+    def finished(self, step: int) -> None:
+        super().finished(step)
+        self._write("finished", [step])
+        self._file.flush()
+
+    def freed(self, request: Request) -> None:
+        super().freed(request)
+        self._write("freed", [request.order])
+
+    def withhold(self, node: int, pages: int) -> None:
+        super().withhold(node, pages)
+        self._write("withhold", [node, pages])
+
+    def end(self, request: Request) -> Stage:
+        stage = super().end(request)
+        if stage is not Stage.ENDED:
+            self._write("end", [request.order], stage)
+        return stage
+
+    def overdue(self, now_s: float) -> list[Request]:
+        late = super().overdue(now_s)
+        if late:
+            self._write("overdue", [now_s], [request.order for request in late])
+        return late
+
+    def _write(self, call: str, given: object, gave: object = None) -> None:
+        self._line({"call": call, "at_s": self._clock(), "given": given, "gave": gave})
+
+    def _line(self, values: dict[str, Any]) -> None:
+        json.dump(values, self._file, separators=(",", ":"))
+        self._file.write("\n")
+
+
+def placements(placed: Sequence[Request]) -> list[list[int]]:
+    """[order, owner, slot] of each."""
+    return [[request.order, request.owner, request.slot] for request in placed]
+
+
+def changes(delta: Delta) -> list[object]:
+    """Step number, ends, and [slot, attempt, owner, position] of each admission."""
+    admits = [[a.slot, a.key.attempt, a.owner, a.position] for a in delta.admits]
+    return [delta.step, list(delta.ends), admits]
+
+
+def ends(taken: Sequence[Taken]) -> list[list[int | None]]:
+    """[order, finish reason] of each row that counted."""
+    return [[one.request.order, one.finish] for one in taken]
+
+
+def _asked(request: Request) -> list[object]:
+    deadline_s = None if request.deadline_s == NO_DEADLINE_S else request.deadline_s
+    return [
+        len(request.prompt), request.params.max_tokens, request.priority, deadline_s,
+        request.pinned, request.params.needs_history,
+    ]  # fmt: skip
