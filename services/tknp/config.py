@@ -81,6 +81,8 @@ class PoolConfig:
     `max_model_len`: prompt plus output in tokens; unset: what the checkpoint declares.
     `page_size`: tokens; unset: 64 on CPU, 256 on CUDA.
     `timeout_s`: longest wait for a peer in one operation on the data plane.
+    `drain_s`: how long open requests may go on once the coordinator is told to stop.
+    `record`: file that the coordinator writes its scheduling to; empty: none.
     """
 
     model: str
@@ -100,6 +102,8 @@ class PoolConfig:
     max_queue: int = 1024
     timeout_s: float = 10.0
     lease_s: float = 30.0
+    drain_s: float = 30.0
+    record: str = ""
     epoch: int = 1
     interface: str = field(default="")
 
@@ -145,7 +149,9 @@ class PoolConfig:
             unset = value is None and name in ("max_model_len", "page_size", "kv_memory_bytes")
             if not unset and (type(value) is not int or value < 1):
                 raise InvalidValue(name, value, "must be a whole number of at least 1")
-        for name in ("timeout_s", "lease_s"):
+        if not isinstance(self.record, str):
+            raise InvalidValue("record", self.record, "name a file")
+        for name in ("timeout_s", "lease_s", "drain_s"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value < float("inf"):
                 raise InvalidValue(name, value, "must be a number above 0 seconds, not infinite")
