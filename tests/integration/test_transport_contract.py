@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
+
 from tknp.errors import DeadlineExceeded, InvalidValue, Unavailable
 from tknp.layout.rank import Rank
 from tknp.transport import distributed, shared_memory

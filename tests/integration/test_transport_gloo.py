@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+
 from tknp.errors import DeadlineExceeded, InvalidValue
 from tknp.layout.rank import Rank
 from tknp.transport.base import Transport

@@ -7,10 +7,6 @@ import numpy.typing as npt
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tknp.sampling.history import RowState
-from tknp.sampling.params import SamplingParams
-from tknp.sampling.random import uniform
-from tknp.sampling.sampler import Sampler
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -19,6 +15,11 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+
+from tknp.sampling.history import RowState
+from tknp.sampling.params import SamplingParams
+from tknp.sampling.random import uniform
+from tknp.sampling.sampler import Sampler
 
 Doubles = npt.NDArray[np.float64]
 

@@ -22,6 +22,7 @@ from functools import cached_property
 
 import pytest
 from hypothesis import strategies as st
+
 from tknp.layout.layout import Layout, NodeSpec, make_layout
 from tknp.layout.program import Kind, Op, Program, Transfer
 from tknp.layout.rank import Rank

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.errors import InvalidValue
 from tknp.layout.blocks import Block, cut
 from tknp.model.footprint import Footprint, footprint

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.layout.program import Kind, Transfer
 from tknp.layout.rank import Rank
 from tknp.layout.tknp import ID_BYTES, LOGIT_BYTES

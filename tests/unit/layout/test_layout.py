@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.errors import InvalidValue
 from tknp.layout.layout import Layout, NodeSpec, make_layout
 from tknp.layout.rank import Rank

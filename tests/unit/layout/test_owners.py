@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.layout.owners import NodeLoad, choose_owner, fits_ever, owner_major
 
 loads = st.lists(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.layout.prefill import derive_chunk, replica_layout
 from tknp.layout.program import Kind, Program
 from tknp.layout.rank import Rank

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.errors import InvalidValue
 from tknp.layout.program import Kind, Op, Transfer, sent_bytes
 from tknp.layout.rank import Rank

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from tknp.layout.program import Kind, Op, Program, Transfer
 from tknp.layout.rank import Rank
 from tknp.layout.tknp import derive

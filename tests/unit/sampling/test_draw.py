@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.sampling.draw import WEIGHT_ONE, Head, HeadTooShort, draw
 from tknp.sampling.params import SamplingParams
 from tknp.sampling.random import uniform

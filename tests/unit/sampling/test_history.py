@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.errors import InvalidValue
 from tknp.sampling.history import History, RowState
 from tknp.sampling.params import SamplingParams

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.sampling.order import descending, first_maximum
 
 FEW = st.sampled_from([-math.inf, -2.5, -0.0, 0.0, 1e-45, 1.0, 3e38, math.inf])

@@ -2,6 +2,7 @@ import dataclasses
 import math
 
 import pytest
+
 from tknp.errors import InvalidValue
 from tknp.sampling.params import (
     MAX_LOGIT_BIAS_ENTRIES,

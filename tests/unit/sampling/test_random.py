@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.sampling.random import philox4x64, uniform, uniform_bits
 
 ONES = 2**64 - 1

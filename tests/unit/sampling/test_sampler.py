@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+
 from tknp.errors import InvalidValue
 from tknp.sampling import sampler as sampler_module
 from tknp.sampling.history import RowState

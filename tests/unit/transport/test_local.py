@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tknp.errors import DeadlineExceeded, InvalidValue, ProtocolError, Unavailable
 from tknp.layout.rank import Rank
 from tknp.transport.local import LocalHub

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tknp.errors import ProtocolError
 from tknp.transport.ring import LINE, PREFIX_BYTES, Part, Ring
 

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+
 from tknp.errors import CapacityError, DeadlineExceeded, InvalidValue, ProtocolError
 from tknp.layout.rank import Rank
 from tknp.transport import shared_memory
