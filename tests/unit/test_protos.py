@@ -1,0 +1,28 @@
+"""The checked-in code of services/tknp/v1 is what its .proto files give."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+WRITTEN_BY_HAND = {"__init__.py"}
+
+
+def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "protos" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.generate(tmp_path)
+
+    fresh = _files(tmp_path / "tknp" / "v1")
+    checked_in = _files(ROOT / "services" / "tknp" / "v1")
+    assert sorted(checked_in) == sorted([*fresh, *WRITTEN_BY_HAND])
+    stale = [name for name, code in fresh.items() if checked_in[name] != code]
+    assert not stale, "run `make protos` and commit what it writes"
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix in (".py", ".pyi")}
