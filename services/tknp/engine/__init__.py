@@ -3,5 +3,6 @@
     delta -> Batch.apply -> rows -> program (tknp.layout) -> Executor.run -> Outcome
 
 `batch` is pure bookkeeping, equal on every rank; `executor` runs a program's operations on
-tensors; `decode` ties both to a rank's weights, pages and transport; `loop` is the thread.
+tensors; `decode` ties both to a rank's weights, pages and transport; `times` says where the seconds
+of steps went.
 """

@@ -21,10 +21,11 @@ from tknp.attention.base import DecodeAttention
 from tknp.engine.batch import Admit, Batch, Delta
 from tknp.engine.executor import Executor, Frame
 from tknp.engine.owned import OwnedRows
+from tknp.engine.times import StepTimes
 from tknp.errors import ProtocolError, TknpError
 from tknp.kv.storage import KvStorage
 from tknp.layout.layout import Layout
-from tknp.layout.program import Kind, Program
+from tknp.layout.program import Program
 from tknp.layout.rank import Rank
 from tknp.layout.tknp import derive
 from tknp.model.dense import Dense
@@ -101,9 +102,9 @@ class DecodeRank:
         self._broken: str | None = None
 
     @property
-    def seconds(self) -> dict[Kind, float]:
-        """Seconds spent so far in each kind of operation."""
-        return self._executor.seconds
+    def times(self) -> StepTimes:
+        """Where the seconds of this rank's steps went."""
+        return self._executor.times
 
     @torch.inference_mode()
     def step(self, delta: Delta) -> Outcome:
@@ -137,9 +138,9 @@ class DecodeRank:
         self._executor.run(self._program(), frame)
         self.batch.advance()
         slots = self.batch.order if self._samples else ()
-        return Outcome(
-            delta, slots, outcome.tokens, outcome.logprobs, outcome.errors, perf_counter() - began
-        )
+        seconds = perf_counter() - began
+        self.times.finish(seconds)
+        return Outcome(delta, slots, outcome.tokens, outcome.logprobs, outcome.errors, seconds)
 
     def _admit(self, admit: Admit) -> None:
         if admit.owner == self.rank.node:

@@ -21,6 +21,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from tknp.engine.times import StepTimes
 from tknp.errors import ProtocolError
 from tknp.layout.program import Kind, Op, Program, Transfer
 from tknp.layout.rank import Rank
@@ -74,7 +75,8 @@ class Executor:
         self._ids_in = torch.empty(max_rows, 1, dtype=torch.int64, device=device)
         self._x = self._qkv = self._attention = self._partial = self._ids = torch.empty(0)
         self._sending: tuple[Work, tuple[Message, ...]] | None = None
-        self.seconds: dict[Kind, float] = dict.fromkeys(Kind, 0.0)
+        self._waited = 0.0
+        self.times = StepTimes("owner" if dense is None else "root")
         self._run: dict[Kind, Callable[[Op, Frame], None]] = {
             Kind.EMBED: self._embed,
             Kind.PROJECT: self._project,
@@ -91,12 +93,16 @@ class Executor:
         }
 
     def run(self, program: Program, frame: Frame) -> None:
-        """Execute `program`; `seconds` grows by the time spent in each kind of operation."""
+        """Execute `program`; every operation is added to `times`, the caller finishes the step."""
         for op in program:
+            self._waited = 0.0
             began = perf_counter()
             self._run[op.kind](op, frame)
-            self.seconds[op.kind] += perf_counter() - began
+            self.times.add(op, perf_counter() - began, self._waited)
+        self._waited = 0.0
         self._settle()
+        if program:
+            self.times.add(program[-1], self._waited, self._waited)
 
     @property
     def dense(self) -> Dense:
@@ -182,10 +188,15 @@ class Executor:
         self._sending = work, tuple(messages)
 
     def _receive(self, messages: list[Message]) -> None:
-        self._transport.post([], messages, stream=self._stream).wait()
+        self._wait(self._transport.post([], messages, stream=self._stream))
 
     def _settle(self) -> None:
         """Wait for the last send. By then its receiver has usually answered."""
         if self._sending is not None:
-            self._sending[0].wait()
+            self._wait(self._sending[0])
             self._sending = None
+
+    def _wait(self, work: Work) -> None:
+        began = perf_counter()
+        work.wait()
+        self._waited += perf_counter() - began
