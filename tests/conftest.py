@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,34 @@ def make_pool() -> Callable[..., Any]:
         return open_pool(pool_from({**values, **settings}))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Security settings of a pool on 127.0.0.1: a CA, one certificate for all, two tokens.
+
+    `stranger.pem` and `stranger.key`, beside them, are signed by nobody whom the pool trusts.
+    """
+    directory = tmp_path_factory.mktemp("secured")
+    extensions = directory / "extensions"
+    extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+    for name in ("ca", "stranger"):
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+                "-nodes", "-subj", f"/CN={name}", "-days", "2",
+                "-keyout", f"{name}.key", "-out", f"{name}.pem")  # fmt: skip
+    openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-subj", "/CN=pool", "-keyout", "pool.key", "-out", "pool.csr")  # fmt: skip
+    openssl("x509", "-req", "-in", "pool.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
+            "-CAcreateserial", "-days", "2", "-extfile", "extensions",
+            "-out", "pool.pem")  # fmt: skip
+    (directory / "token").write_text("services-0123456789abcdef\n")
+    (directory / "api-token").write_text("clients-0123456789abcdef\n")
+    names = {
+        "tls_cert": "pool.pem", "tls_key": "pool.key", "tls_ca": "ca.pem",
+        "token_file": "token", "api_token_file": "api-token",
+    }  # fmt: skip
+    return {field: str(directory / name) for field, name in names.items()}

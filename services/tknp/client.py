@@ -20,7 +20,11 @@ import grpc.aio
 
 from tknp.config import check_address
 from tknp.errors import InvalidValue, ProtocolError, TknpError, Unavailable
+from tknp.exposure import is_loopback
+from tknp.rpc.bearer import open_channel
 from tknp.rpc.ids import pack_ids, unpack_ids
+from tknp.rpc.limits import RESPONSE_BYTES
+from tknp.rpc.pem import read_ca
 from tknp.v1.common_pb2 import Logprobs, Sampling
 from tknp.v1.coordinator_pb2 import GetStatusRequest, Status
 from tknp.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -40,10 +44,10 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 CALL_TIMEOUT_S = 10.0
 GENERATE_TIMEOUT_S = 3600.0
 _CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 64 * 2**20),
+    ("grpc.max_receive_message_length", RESPONSE_BYTES),
     ("grpc.enable_http_proxy", 0),  # a proxy meant for the web must not swallow loopback calls
-    ("grpc.keepalive_time_ms", 10_000),  # a server that is silently gone ends its streams
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 4_000),  # a server that is silently gone ends its streams
+    ("grpc.keepalive_timeout_ms", 4_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),  # somebody waits for a pool that is starting
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -144,11 +148,20 @@ class Completion:
 
 
 class Client:
-    """One channel to `target` (HOST:PORT). Create and use it inside one running event loop."""
+    """One channel to `target` (HOST:PORT). Create and use it inside one running event loop.
 
-    def __init__(self, target: str = DEFAULT_TARGET) -> None:
+    `tls_ca`: PEM file of the certificates to trust; None: plain text. `token`: shown on every call,
+    in plain text to loopback only. Raises InvalidValue for what can't be used.
+    """
+
+    def __init__(
+        self, target: str = DEFAULT_TARGET, tls_ca: str | None = None, token: str | None = None
+    ) -> None:
         self.target = check_address("target", target)
-        self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        if token and tls_ca is None and not is_loopback(target):
+            raise InvalidValue("target", target, "a token goes there over TLS only: give tls_ca")
+        tls = grpc.ssl_channel_credentials(read_ca("tls_ca", tls_ca)) if tls_ca else None
+        self._channel = open_channel(target, tls, token, _CHANNEL_OPTIONS)
         self._inference = InferenceStub(self._channel)
         self._coordinator = CoordinatorStub(self._channel)
         self._answered = False

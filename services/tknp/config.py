@@ -19,11 +19,13 @@ from typing import Any, Literal, get_args
 import yaml
 
 from tknp.errors import InvalidValue
+from tknp.exposure import check_exposure
 from tknp.model.config import DType, check_dtype
 
 Role = Literal["decode-node", "decode-root", "attention-owner"]
 KvTransfer = Literal["auto", "nixl", "grpc"]
 DataPlane = Literal["auto", "distributed", "shared_memory"]
+LONGEST_LEASE_S = 3600.0
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 
@@ -81,6 +83,9 @@ class PoolConfig:
     `max_model_len`: prompt plus output in tokens; unset: what the checkpoint declares.
     `page_size`: tokens; unset: 64 on CPU, 256 on CUDA.
     `timeout_s`: longest wait for a peer in one operation on the data plane.
+    `tls_cert`, `tls_key`, `tls_ca`: PEM files; between services both sides show a certificate.
+    `token_file`: holds the services' bearer token; `api_token_file`: another for public clients.
+    `insecure`: ports beyond loopback may do without. See docs/security.md.
     `drain_s`: how long open requests may go on once the coordinator is told to stop.
     `record`: file that the coordinator writes its scheduling to; empty: none.
     """
@@ -106,6 +111,12 @@ class PoolConfig:
     record: str = ""
     epoch: int = 1
     interface: str = field(default="")
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    token_file: str | None = None
+    api_token_file: str | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -155,6 +166,12 @@ class PoolConfig:
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value < float("inf"):
                 raise InvalidValue(name, value, "must be a number above 0 seconds, not infinite")
+        if self.lease_s > LONGEST_LEASE_S:
+            raise InvalidValue("lease_s", self.lease_s, f"must be at most {LONGEST_LEASE_S}")
+        ranks = [(f"nodes[{i}].addresses", node.addresses) for i, node in enumerate(self.nodes)]
+        ranks += [(f"prefill[{i}].addresses", p.addresses) for i, p in enumerate(self.prefill)]
+        internal = [(name, address) for name, addresses in ranks for address in addresses]
+        check_exposure(self, ("coordinator", self.coordinator), internal)
         memories = [n.memory_bytes is not None for n in self.nodes]
         if any(memories) and not all(memories):
             raise InvalidValue("nodes[].memory_bytes", memories, "set it on every node or on none")

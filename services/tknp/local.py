@@ -21,6 +21,7 @@ from tknp.layout.rank import Rank
 from tknp.node.server import NodeServer
 from tknp.pool import Pool
 from tknp.prefill.server import PrefillServer
+from tknp.rpc.security import read_security
 from tknp.transport.local import LocalHub
 
 
@@ -28,28 +29,32 @@ class InProcessPool:
     """`pool` on this event loop. Entering waits until it is ready; leaving stops everything."""
 
     def __init__(self, pool: Pool, clock: Callable[[], float] = time.monotonic) -> None:
-        config = pool.config
+        config, security = pool.config, read_security(pool.config)
         self.hub = LocalHub(pool.layout.nodes, pool.layout.tp, config.timeout_s)
         hubs = [LocalHub(1, len(p.addresses), config.timeout_s) for p in config.prefill]
-        self.coordinator = CoordinatorServer(pool, clock)
+        self.coordinator = CoordinatorServer(pool, clock, security=security)
         self.nodes = [
-            NodeServer(pool, rank, lambda _pool, rank, _device: self.hub.transport(rank), clock)
+            NodeServer(
+                pool, rank, lambda _pool, rank, _device: self.hub.transport(rank), clock,
+                security=security,
+            )
             for rank in pool.layout.ranks()
-        ]
+        ]  # fmt: skip
         self.prefill = [
-            PrefillServer(pool, p, t, lambda _pool, p, t, _device: hubs[p].transport(Rank(0, t)))
+            PrefillServer(
+                pool, p, t, lambda _pool, p, t, _device: hubs[p].transport(Rank(0, t)),
+                security=security,
+            )
             for p, replica in enumerate(config.prefill)
             for t in range(len(replica.addresses))
-        ]
+        ]  # fmt: skip
 
     async def __aenter__(self) -> Self:
         try:
             for service in (*self.nodes, *self.prefill, self.coordinator):
                 await service.start()
             driver = self.coordinator.driver
-            waits = [
-                asyncio.create_task(event.wait()) for event in (driver.ready, driver.failed)
-            ]
+            waits = [asyncio.create_task(event.wait()) for event in (driver.ready, driver.failed)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tknp.config import (
     NodeConfig,
     PoolConfig,
@@ -30,6 +31,13 @@ MINIMAL: dict[str, Any] = {
     "data_plane": "127.0.0.1:7001",
     "nodes": [{"addresses": ["127.0.0.1:7100"]}, {"addresses": ["127.0.0.1:7200"]}],
     "prefill": [{"addresses": ["127.0.0.1:7300"]}],
+}
+SECURE = {
+    "tls_cert": "c.pem",
+    "tls_key": "k.pem",
+    "tls_ca": "ca.pem",
+    "token_file": "token",
+    "api_token_file": "api-token",
 }
 
 
@@ -78,13 +86,15 @@ def pools(draw: st.DrawFn) -> PoolConfig:
         page_size=draw(st.none() | counts),
         kv_transfer=draw(st.sampled_from(["auto", "nixl", "grpc"])),
         timeout_s=draw(st.floats(1e-3, 1e6)),
-        lease_s=draw(st.floats(1e-3, 1e6)),
+        lease_s=draw(st.floats(1e-3, 3600)),
         epoch=draw(counts),
         interface=draw(text),
+        insecure=True,
+        **draw(st.sampled_from([{}, SECURE])),
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(pool=pools())
 def test_written_pool_is_read_back(
     pool: PoolConfig, tmp_path_factory: pytest.TempPathFactory
@@ -254,6 +264,12 @@ def _node(**changes: object) -> dict[str, object]:
         ({"timeout_s": "soon"}, "timeout_s", "a number above 0 seconds"),
         ({"timeout_s": float("inf")}, "timeout_s", "not infinite"),
         ({"lease_s": -1}, "lease_s", "a number above 0 seconds"),
+        ({"lease_s": 3601}, "lease_s", "at most 3600"),
+        ({"tls_cert": "c", "tls_key": "k"}, "tls_ca", "give all or none"),
+        ({"tls_ca": "a"}, "tls_cert", "give all or none"),
+        ({"token_file": ""}, "token_file", "the path of a file"),
+        ({"api_token_file": 7}, "api_token_file", "the path of a file"),
+        ({"insecure": "no"}, "insecure", "true or false"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -265,6 +281,52 @@ def test_refusal_names_field_and_remedy(
     assert remedy in error.remedy
     assert str(error).startswith(f"{field}=")
     assert error.status == "INVALID_ARGUMENT"
+
+
+# --- exposure ----------------------------------------------------------------------------------
+
+OPEN, CLEAR = "would be open to anybody", "would travel in clear text"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "remedy"),
+    [
+        ({"coordinator": "0.0.0.0:80"}, "coordinator", OPEN),
+        ({"coordinator": "[::]:80"}, "coordinator", OPEN),
+        ({"coordinator": "gateway.pool:80", "token_file": "t"}, "coordinator", CLEAR),
+        ({"coordinator": "10.0.0.1:80", "api_token_file": "t"}, "coordinator", CLEAR),
+        ({"nodes": [_node(addresses=["10.0.0.1:80"])]}, "nodes[0].addresses", OPEN),
+        ({"nodes": [_node(addresses=["a:80"])], **SECURE, "token_file": None},
+         "nodes[0].addresses", OPEN),
+        ({"prefill": [_node(addresses=["a:80"])], "token_file": "t"},
+         "prefill[0].addresses", CLEAR),
+    ],
+)  # fmt: skip
+def test_a_port_that_others_reach_needs_a_token_and_tls(
+    changes: dict[str, object], field: str, remedy: str
+) -> None:
+    error = _refusal({**MINIMAL, **changes})
+    assert error.field == field
+    assert remedy in error.remedy
+    assert "insecure: true" in error.remedy
+    assert pool_from({**MINIMAL, **changes, "insecure": True}).insecure
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"coordinator": "localhost:80"},
+        {"coordinator": "[::1]:80"},
+        {"coordinator": "127.9.9.9:80", "token_file": "t"},
+        {"coordinator": "0.0.0.0:80", **SECURE},
+        {"coordinator": "0.0.0.0:80", **SECURE, "token_file": None},
+        {"coordinator": "0.0.0.0:80", **SECURE, "api_token_file": None},
+        {"nodes": [_node(addresses=["10.0.0.1:80"])], **SECURE},
+    ],
+)
+def test_loopback_is_open_and_what_is_secured_may_be_anywhere(changes: dict[str, object]) -> None:
+    pool_from({**MINIMAL, **changes})
 
 
 def test_unequal_tp_is_refused() -> None:

@@ -18,7 +18,7 @@ import click
 from rich.text import Text
 
 from tknp.cli.generate import complete, write_message
-from tknp.cli.options import sampling_from, sampling_options, target_option
+from tknp.cli.options import client_for, sampling_from, sampling_options, target_options
 from tknp.cli.output import err, plural, report, seconds_text
 from tknp.client import Client, Completion, request_for
 from tknp.errors import TknpError
@@ -145,17 +145,19 @@ def _loop(conversation: Conversation, interactive: bool) -> bool:
 
 
 @click.command("chat")
-@target_option
+@target_options
 @click.option("--system", help="System message that opens the conversation.")
 @sampling_options
-def command(target: str, system: str | None, **sampling: Any) -> None:
+def command(
+    target: str, tls_ca: str | None, token_file: str | None, system: str | None, **sampling: Any
+) -> None:
     """Talk to the model; the whole conversation is sent each time."""
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):
             import readline  # noqa: F401  (gives input() line editing and history)
     with asyncio.Runner() as runner:
-        client = runner.run(_open(target))
+        client = runner.run(_open(target, tls_ca, token_file))
         try:
             model = runner.run(client.model())
             if not model.has_chat_template:
@@ -169,5 +171,5 @@ def command(target: str, system: str | None, **sampling: Any) -> None:
     raise click.exceptions.Exit(0 if good or interactive else 1)
 
 
-async def _open(target: str) -> Client:
-    return Client(target)
+async def _open(*server: Any) -> Client:
+    return client_for(*server)

@@ -15,7 +15,7 @@ import click
 
 from tknp.cli.demo_view import View, owners_table, results_table, view_for
 from tknp.cli.generate import complete, finish_text
-from tknp.cli.local_pool import RunningPool, check, running
+from tknp.cli.local_pool import RunningPool, check, client_of, running
 from tknp.cli.options import POSITIVE
 from tknp.cli.output import err, out, plural, report
 from tknp.cli.processes import Interrupted
@@ -81,7 +81,7 @@ async def _converse(pool: RunningPool, max_tokens: int) -> bool:
     """Send all prompts at once and print the tables; False if any request failed."""
     console = out()
     view = view_for(console, PROMPTS)
-    async with Client(pool.target) as client:
+    async with client_of(pool.pool) as client:
         chat = (await client.model()).has_chat_template
         peak = PeakKv(client)
         following = asyncio.create_task(peak.follow())

@@ -11,12 +11,20 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import click
 from rich.text import Text
 
-from tknp.cli.options import UINT32, TokenIds, sampling_from, sampling_options, target_option
+from tknp.cli.options import (
+    UINT32,
+    TokenIds,
+    client_for,
+    sampling_from,
+    sampling_options,
+    target_options,
+)
 from tknp.cli.output import exit_code, out, printable, report
 from tknp.client import GENERATE_TIMEOUT_S, Client, Completion, Prompt, request_for
 from tknp.errors import TknpError
@@ -111,11 +119,11 @@ async def _requests(
 
 
 async def _generate(
-    target: str, prompts: Sequence[Prompt], chat: bool | None, sampling: Sampling,
+    connect: Callable[[], Client], prompts: Sequence[Prompt], chat: bool | None, sampling: Sampling,
     as_json: bool, timeout_s: float,
 ) -> int:  # fmt: skip
     """Exit code: that of the first prompt that failed, or 0."""
-    async with Client(target) as client:
+    async with connect() as client:
         requests = await _requests(client, prompts, chat, sampling)
         stream = len(prompts) == 1 and not as_json
         show = write_message if stream else None
@@ -142,7 +150,7 @@ async def _generate(
 
 
 @click.command("generate")
-@target_option
+@target_options
 @click.argument("prompts", nargs=-1, metavar="PROMPT...")
 @click.option("--token-ids", type=TokenIds(), multiple=True, metavar="1,2,3",
               help="A prompt as token ids; may be given several times.")  # fmt: skip
@@ -155,7 +163,7 @@ async def _generate(
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True),
               default=GENERATE_TIMEOUT_S, show_default=True, metavar="SECONDS")  # fmt: skip
 def command(
-    target: str, prompts: tuple[str, ...],
+    target: str, tls_ca: str | None, token_file: str | None, prompts: tuple[str, ...],
     token_ids: tuple[tuple[int, ...], ...], chat: bool | None, as_json: bool, timeout_s: float,
     **sampling: Any,
 ) -> None:  # fmt: skip
@@ -167,5 +175,6 @@ def command(
     if not everything:
         raise click.UsageError("give a PROMPT, - or --token-ids")
     message = sampling_from(sampling)
-    code = asyncio.run(_generate(target, everything, chat, message, as_json, timeout_s))
+    connect = partial(client_for, target, tls_ca, token_file)
+    code = asyncio.run(_generate(connect, everything, chat, message, as_json, timeout_s))
     raise click.exceptions.Exit(code)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tknp.cli.options import client_for
 from tknp.cli.ports import check_free, free_ports
 from tknp.cli.processes import Command, Interrupted, ProcessDied, Supervisor
 from tknp.cli.readiness import wait_until_ready
@@ -162,6 +163,11 @@ def target_of(pool: PoolConfig) -> str:
     return f"{LOOPBACK if host in ANY_HOSTS else host}:{port}"
 
 
+def client_of(pool: PoolConfig) -> Client:
+    """A client of `pool`'s coordinator, on this machine and with the pool's own files."""
+    return client_for(target_of(pool), pool.tls_ca, pool.api_token_file or pool.token_file)
+
+
 @asynccontextmanager
 async def running(
     pool: PoolConfig, console: Console, ready_timeout_s: float, run_directory: Path | None = None
@@ -179,7 +185,7 @@ async def running(
     write_pool(pool, pool_file)
     clean = False
     try:
-        async with Supervisor(logs) as supervisor, Client(target_of(pool)) as client:
+        async with Supervisor(logs) as supervisor, client_of(pool) as client:
             pids = {}
             for command in commands(pool, pool_file, inherited_environment()):
                 pids[command.name] = (await supervisor.start(command)).pid

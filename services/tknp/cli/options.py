@@ -11,6 +11,7 @@ from tknp.config import DataPlane, KvTransfer, parse_bytes
 from tknp.model.config import ITEM_BYTES
 
 if TYPE_CHECKING:
+    from tknp.client import Client
     from tknp.v1.common_pb2 import Sampling
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,6 +28,7 @@ class Count(click.IntRange):
 
 
 POSITIVE = Count()
+FILE = click.Path(dir_okay=False, resolve_path=True)
 
 
 class Unsigned(click.ParamType[int]):
@@ -117,6 +119,16 @@ _POOL_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "--epoch": {"type": POSITIVE, "help": "Number of this membership of the pool."},
     "--interface": {"help": "Network interface of the data plane."},
+    "--tls-cert": {"type": FILE, "help": "PEM certificate of every service."},
+    "--tls-key": {"type": FILE, "help": "PEM key of that certificate."},
+    "--tls-ca": {"type": FILE, "help": "PEM certificates that services trust."},
+    "--token-file": {"type": FILE, "help": "Holds the bearer token of the services."},
+    "--api-token-file": {"type": FILE, "help": "Holds another token that clients may use."},
+    "--insecure": {
+        "is_flag": True,
+        "default": None,
+        "help": "Let ports beyond loopback do without TLS and token.",
+    },
 }
 # Resolved once by the process that writes a pool file; its children read that file alone.
 POOL_VARIABLES = frozenset(
@@ -135,11 +147,22 @@ def pool_settings(function: F) -> F:
     return combined(*options)(function)
 
 
-def target_option(function: F) -> F:
-    return option(
-        "--target", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT",
-        help="Coordinator or gateway to talk to.",
+def target_options(function: F) -> F:
+    """Which pool to talk to: the keywords that `client_for` takes."""
+    return combined(
+        option("--target", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT",
+               help="Coordinator or gateway to talk to."),
+        option("--tls-ca", type=FILE, help="Use TLS and trust these PEM certificates."),
+        option("--token-file", type=FILE, help="Holds the bearer token to show."),
     )(function)  # fmt: skip
+
+
+def client_for(target: str, tls_ca: str | None, token_file: str | None) -> Client:
+    """A client; to be called in a running event loop. Raises InvalidValue for a bad file."""
+    from tknp.client import Client
+    from tknp.rpc.pem import read_token
+
+    return Client(target, tls_ca, token_file and read_token("token_file", token_file))
 
 
 SAMPLING = (

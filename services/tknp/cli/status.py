@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tknp.cli.options import target_option
+from tknp.cli.options import client_for, target_options
 from tknp.cli.output import NOTHING, out, plain, plural, roots_text, seconds_text, size_text
 from tknp.cli.readiness import phase_text
 from tknp.client import Client
@@ -123,17 +126,17 @@ def show(console: Console, status: Status) -> None:
     console.print(Group(*parts))
 
 
-async def _status(target: str) -> Status:
-    async with Client(target) as client:
+async def _status(connect: Callable[[], Client]) -> Status:
+    async with connect() as client:
         return await client.status()
 
 
 @click.command("status")
-@target_option
+@target_options
 @click.option("--json", "as_json", is_flag=True, help="Print every field as JSON.")
-def command(target: str, as_json: bool) -> None:
+def command(as_json: bool, **server: Any) -> None:
     """Show nodes, KV load and requests of a running pool."""
-    status = asyncio.run(_status(target))
+    status = asyncio.run(_status(partial(client_for, **server)))
     if not as_json:
         show(out(), status)
         return

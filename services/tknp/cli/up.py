@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,10 +98,16 @@ def announce(console: Console, pool: RunningPool) -> None:
     console.print(services_table(pool.status))
     console.print()
     console.print("  [dim]try[/]")
+    server = f"--target {pool.target}"
+    for flag, path in (
+        ("--tls-ca", pool.pool.tls_ca),
+        ("--token-file", pool.pool.api_token_file or pool.pool.token_file),
+    ):
+        server += f" {flag} {shlex.quote(path)}" if path else ""
     for line in (
-        f"tknp chat --target {pool.target}",
-        f'tknp generate --target {pool.target} "Why is the sky blue?"',
-        f"tknp status --target {pool.target}",
+        f"tknp chat {server}",
+        f'tknp generate {server} "Why is the sky blue?"',
+        f"tknp status {server}",
     ):
         console.print(Text(f"  {line}", style="cyan"), soft_wrap=True)
     console.print()

@@ -16,6 +16,7 @@ from tknp.layout.rank import Rank
 from tknp.pool import Pool, open_pool
 from tknp.rpc.channel import Server, connect
 from tknp.rpc.process import run
+from tknp.rpc.security import Security, read_security
 from tknp.transport.base import Transport
 from tknp.transport.factory import join
 from tknp.v1 import attention_owner_pb2, decode_root_pb2
@@ -48,17 +49,19 @@ class NodeServer:
         rank: Rank,
         connect_data_plane: Connect = data_plane,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        security: Security,
     ) -> None:
         addresses = pool.config.nodes[rank.node].addresses
         others = addresses[1:] if rank.t == 0 else ()
         self.runtime = DecodeRuntime(pool, rank, connect_data_plane, clock)
-        self._siblings = [connect(address) for address in others]
+        self._siblings = [connect(address, security) for address in others]
         self._names = []
         if pool.config.nodes[rank.node].role != "attention-owner":
             self._names.append(ROOT_SERVICE)
         if pool.config.nodes[rank.node].role != "decode-root":
             self._names.append(OWNER_SERVICE)
-        self._server = Server(addresses[rank.t], self._names)
+        self._server = Server(addresses[rank.t], self._names, security)
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -102,4 +105,5 @@ def serve(config: PoolConfig, node: int, tp_rank: int) -> None:
     Raises TknpError when the pool file or the checkpoint is bad, or when the rank fails.
     """
     pool = open_pool(config)
-    run(lambda: NodeServer(pool, Rank(node, tp_rank)))
+    security = read_security(config)
+    run(lambda: NodeServer(pool, Rank(node, tp_rank), security=security))

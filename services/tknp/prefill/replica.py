@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,6 @@ from tknp.errors import TknpError, Unavailable
 from tknp.kv.holding import Key
 from tknp.prefill.compute import Drawn, first_row
 from tknp.prefill.requests import LocalRequests, Target
-from tknp.rpc.channel import connect
 from tknp.rpc.convert import key_to
 from tknp.rpc.ids import pack_ids
 from tknp.rpc.outbox import Outbox
@@ -67,12 +66,16 @@ class Result:
 
 
 class Replica:
-    """`siblings`: channels to the other TP ranks. `compatibility`: shown to owners on Begin."""
+    """`siblings`: channels to the other TP ranks. `compatibility`: shown to owners on Begin.
+
+    `channel`: opens one to an owner.
+    """
 
     def __init__(
         self,
         requests: LocalRequests,
         siblings: Sequence[aio.Channel],
+        channel: Callable[[str], aio.Channel],
         *,
         vocab_size: int,
         chunk_tokens: int,
@@ -85,6 +88,7 @@ class Replica:
         self._compatibility = compatibility
         self._lease_s = lease_s
         self._writer = f"prefill-{uuid.uuid4().hex[:12]}"
+        self._open = channel
         self._owners: dict[str, aio.Channel] = {}
         self._sequence = 0
         self._order = asyncio.Lock()
@@ -189,7 +193,7 @@ class Replica:
 
     def _channel(self, address: str) -> aio.Channel:
         if address not in self._owners:
-            self._owners[address] = connect(address)
+            self._owners[address] = self._open(address)
         return self._owners[address]
 
 

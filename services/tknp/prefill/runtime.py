@@ -31,7 +31,10 @@ Connect = Callable[[Pool, int, int, torch.device], Transport]
 
 
 class PrefillRuntime:
-    """TP rank `t` of prefill replica `replica_index`. `connect` joins the replica's ranks."""
+    """TP rank `t` of prefill replica `replica_index`. `connect` joins the replica's ranks.
+
+    `channel`: opens a channel to an address of the pool.
+    """
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class PrefillRuntime:
         t: int,
         siblings: Sequence[aio.Channel],
         connect: Connect,
+        channel: Callable[[str], aio.Channel],
     ) -> None:
         self.pool = pool
         self.t = t
@@ -56,6 +60,7 @@ class PrefillRuntime:
         self._index = replica_index
         self._siblings = siblings
         self._connect = connect
+        self._channel = channel
         self._rank: PrefillRank | None = None
         self._device = torch.device("cpu" if pool.config.device == "cpu" else f"cuda:{t}")
 
@@ -76,13 +81,18 @@ class PrefillRuntime:
             Rank(0, self.t)
         )
         sender = make_sender(
-            config.kv_transfer, rank.storage, shard, self.compatibility, timeout_s=config.timeout_s
+            config.kv_transfer,
+            rank.storage,
+            shard,
+            self.compatibility,
+            timeout_s=config.timeout_s,
+            channel=self._channel,
         )
         self.kv_transfer = sender.kind
         self.requests = LocalRequests(rank, scratch, sender)
         if self.t == 0:
             self.replica = Replica(
-                self.requests, self._siblings, vocab_size=self.vocab_size,
+                self.requests, self._siblings, self._channel, vocab_size=self.vocab_size,
                 chunk_tokens=config.prefill_chunk, compatibility=self.compatibility,
                 lease_s=config.lease_s,
             )  # fmt: skip

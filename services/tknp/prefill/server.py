@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 import torch
 
@@ -14,6 +15,7 @@ from tknp.prefill.runtime import Connect, PrefillRuntime
 from tknp.prefill.service import PrefillService
 from tknp.rpc.channel import Server, connect
 from tknp.rpc.process import run
+from tknp.rpc.security import Security, read_security
 from tknp.transport.base import Transport
 from tknp.transport.factory import join
 from tknp.v1 import prefill_pb2
@@ -37,12 +39,19 @@ class PrefillServer:
     """One rank with its port."""
 
     def __init__(
-        self, pool: Pool, replica: int, t: int, connect_replica: Connect = data_plane
+        self,
+        pool: Pool,
+        replica: int,
+        t: int,
+        connect_replica: Connect = data_plane,
+        *,
+        security: Security,
     ) -> None:
         addresses = pool.config.prefill[replica].addresses
-        self._siblings = [connect(a) for a in (addresses[1:] if t == 0 else ())]
-        self.runtime = PrefillRuntime(pool, replica, t, self._siblings, connect_replica)
-        self._server = Server(addresses[t], [SERVICE])
+        channel = partial(connect, security=security)
+        self._siblings = [channel(a) for a in (addresses[1:] if t == 0 else ())]
+        self.runtime = PrefillRuntime(pool, replica, t, self._siblings, connect_replica, channel)
+        self._server = Server(addresses[t], [SERVICE], security)
         self._preparing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -77,4 +86,5 @@ def serve(config: PoolConfig, replica: int, tp_rank: int) -> None:
     Raises TknpError when the pool file or the checkpoint is bad, or when the rank fails.
     """
     pool = open_pool(config)
-    run(lambda: PrefillServer(pool, replica, tp_rank))
+    security = read_security(config)
+    run(lambda: PrefillServer(pool, replica, tp_rank, security=security))

@@ -9,16 +9,21 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tknp.errors import Unavailable
+from tknp.rpc.bearer import TokenInterceptor, open_channel
+from tknp.rpc.limits import RESPONSE_BYTES, port_bytes
+from tknp.rpc.security import PLAINTEXT, Security
 from tknp.rpc.status import ErrorInterceptor
 
-MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+]
+_CHANNEL_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.max_receive_message_length", RESPONSE_BYTES),
+    ("grpc.enable_http_proxy", 0),  # a proxy meant for the web must not see the pool's calls
 ]
 _SERVER_OPTIONS = [
     *_OPTIONS,
@@ -27,20 +32,31 @@ _SERVER_OPTIONS = [
 ]
 
 
-def connect(address: str) -> aio.Channel:
+def connect(address: str, security: Security = PLAINTEXT) -> aio.Channel:
     """A channel to `address`; it connects on first use and again after a loss."""
-    return aio.insecure_channel(address, options=_OPTIONS)
+    tls = security.channel_credentials()
+    return open_channel(address, tls, security.token, _CHANNEL_OPTIONS)
 
 
 class Server:
     """A gRPC server with health and reflection, on one address.
 
+    `names`: its services. `public`: clients from outside the pool may call it.
+
     Services are added before `start`. Health starts as NOT_SERVING.
     """
 
-    def __init__(self, address: str, names: Sequence[str]) -> None:
+    def __init__(
+        self, address: str, names: Sequence[str], security: Security, *, public: bool = False
+    ) -> None:
         self.address = address
-        self.grpc = aio.server(options=_SERVER_OPTIONS, interceptors=[ErrorInterceptor()])
+        tokens = security.accepted(public)
+        interceptors = [TokenInterceptor(tokens)] if tokens else []
+        limit = ("grpc.max_receive_message_length", port_bytes(names))
+        self.grpc = aio.server(
+            options=[*_SERVER_OPTIONS, limit], interceptors=[*interceptors, ErrorInterceptor()]
+        )
+        self._credentials = security.server_credentials(public)
         self._names = ("", *names)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -51,7 +67,10 @@ class Server:
         """Open the port. Raises Unavailable when it is taken."""
         await self.ready(False)
         try:
-            self.grpc.add_insecure_port(self.address)
+            if self._credentials is None:
+                self.grpc.add_insecure_port(self.address)
+            else:
+                self.grpc.add_secure_port(self.address, self._credentials)
         except RuntimeError as error:
             raise Unavailable(f"cannot listen on {self.address}: is the port taken?") from error
         await self.grpc.start()
