@@ -21,6 +21,7 @@ from tknp.layout.rank import Rank
 from tknp.node.server import NodeServer
 from tknp.pool import Pool
 from tknp.prefill.server import PrefillServer
+from tknp.rpc.process import Service
 from tknp.rpc.security import read_security
 from tknp.transport.local import LocalHub
 
@@ -49,9 +50,11 @@ class InProcessPool:
             for t in range(len(replica.addresses))
         ]  # fmt: skip
 
+        self._services: list[Service] = [self.coordinator, *self.prefill, *self.nodes]
+
     async def __aenter__(self) -> Self:
         try:
-            for service in (*self.nodes, *self.prefill, self.coordinator):
+            for service in reversed(self._services):
                 await service.start()
             driver = self.coordinator.driver
             waits = [asyncio.create_task(event.wait()) for event in (driver.ready, driver.failed)]
@@ -75,5 +78,5 @@ class InProcessPool:
 
     async def stop(self) -> None:
         """Stop the coordinator first, so that nobody starts a step that others no longer run."""
-        for service in (self.coordinator, *self.prefill, *self.nodes):
+        for service in self._services:
             await service.stop()
