@@ -39,10 +39,12 @@ template <int S, bool Half, int G, int T>
 inline void score_step(const Act* q, int q_stride, const bf16* const (&keys)[T], int64_t at,
                        Float (&acc)[G][T]) {
   Operand heads[G];
+#pragma GCC unroll 16
   for (int g = 0; g < G; ++g) heads[g] = query<S>(q + g * q_stride + at);
 #pragma GCC unroll 16
   for (int t = 0; t < T; ++t) {
     const Operand key = operand<S, Half>(keys[t] + at);
+#pragma GCC unroll 16
     for (int g = 0; g < G; ++g) acc[g][t] = multiply_add(acc[g][t], key, heads[g]);
   }
 }
@@ -60,6 +62,7 @@ inline void score(const Act* q, const bf16* keys, int valid, const bf16* ahead, 
     Float acc[G][kTokens];
 #pragma GCC unroll 16
     for (int g = 0; g < G; ++g)
+#pragma GCC unroll 16
       for (int t = 0; t < kTokens; ++t) acc[g][t] = fill(0.0f);
     for (int slice = 0; slice < Layout::kWhole; ++slice) {
       score_step<0, false>(q, Layout::kStride, rows, slice * kPair, acc);
@@ -69,6 +72,7 @@ inline void score(const Act* q, const bf16* keys, int valid, const bf16* ahead, 
       score_step<0, true>(q, Layout::kStride, rows, Layout::kWhole * kPair, acc);
 #pragma GCC unroll 16
     for (int g = 0; g < G; ++g)
+#pragma GCC unroll 16
       for (int t = 0; t < kTokens; ++t) lanes[g][first + t] = acc[g][t];
   }
   for (int g = 0; g < G; ++g)
@@ -76,54 +80,69 @@ inline void score(const Act* q, const bf16* keys, int valid, const bf16* ahead, 
       store(scores + g * kItemTokens + t, mul(sum_each(lanes[g] + t), fill(scale)));
 }
 
-template <int S, bool Half, int G>
+// Slices whose sums for G heads fit in the registers, beside G weights and two values.
+constexpr int slices_together(int heads) {
+  return std::max((kRegisters - 2 - heads) / (2 * heads), 1);
+}
+
+template <int S, int DH, int First, int N, int G>
 inline void weigh_step(const Act* weights, const bf16* first, const bf16* second,
-                       Float (&acc)[G][2]) {
-  Operand low, high;
-  values<S, Half>(first, second, low, high);
-  for (int g = 0; g < G; ++g) {
-    const Operand weight = broadcast<S>(weights + g * kItemTokens);
-    acc[g][0] = multiply_add(acc[g][0], low, weight);
-    acc[g][1] = multiply_add(acc[g][1], high, weight);
+                       Float (&acc)[N][G][2]) {
+#pragma GCC unroll 16
+  for (int n = 0; n < N; ++n) {
+    constexpr int last = First + N - 1;
+    const int at = (First + n) * kPair;
+    Operand low, high;
+    if (HeadLayout<DH>::kHalf && n == N - 1 && last == HeadLayout<DH>::kWhole)
+      values<S, HeadLayout<DH>::kHalf>(first + at, second + at, low, high);
+    else
+      values<S>(first + at, second + at, low, high);
+#pragma GCC unroll 16
+    for (int g = 0; g < G; ++g) {
+      const Operand weight = broadcast<S>(weights + g * kItemTokens);
+      acc[n][g][0] = multiply_add(acc[n][g][0], low, weight);
+      acc[n][g][1] = multiply_add(acc[n][g][1], high, weight);
+    }
   }
 }
 
-template <bool Half, int DH, int G>
-inline void weigh_slice(const Act* weights, const bf16* values, int valid, float* sums) {
-  Float acc[G][2];
-  for (int g = 0; g < G; ++g)
-    for (int v = 0; v < 2; ++v) acc[g][v] = load(sums + g * HeadLayout<DH>::kStride + v * kLanes);
-  const auto pair = [&](int t, const bf16* first, const bf16* second) {
-    weigh_step<0, Half>(weights + t, first, second, acc);
-    if constexpr (kSteps == 2) weigh_step<1, Half>(weights + t, first, second, acc);
+// Slices from First on; `sums` rows are HeadLayout<DH>::kStride long.
+template <int DH, int G, int First = 0>
+inline void weigh_slices(const Act* weights, const bf16* values, int valid, const bf16* ahead,
+                         float* sums) {
+  using Layout = HeadLayout<DH>;
+  constexpr int N = std::min(slices_together(G), Layout::kSlices - First);
+  const auto sum = [&](int n, int g, int v) {
+    return sums + g * Layout::kStride + (First + n) * kPair + v * kLanes;
   };
-  if (valid == kBlock) {
-#pragma GCC unroll 8
-    for (int t = 0; t < kBlock; t += 2) pair(t, values + t * DH, values + (t + 1) * DH);
-  } else {
-    for (int t = 0; t < valid; t += 2)  // the weight of a token that pads a pair is zero
-      pair(t, values + t * DH, values + std::min(t + 1, valid - 1) * DH);
+  Float acc[N][G][2];
+#pragma GCC unroll 16
+  for (int n = 0; n < N; ++n)
+#pragma GCC unroll 16
+    for (int g = 0; g < G; ++g)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) acc[n][g][v] = load(sum(n, g, v));
+  for (int t = 0; t < valid; t += 2) {
+    if (ahead != nullptr) prefetch(ahead + t * DH, 2 * DH * sizeof(bf16));
+    const bf16* first = values + t * DH;
+    const bf16* second = t + 1 < valid ? first + DH : first;  // a token that pads has weight zero
+    weigh_step<0, DH, First>(weights + t, first, second, acc);
+    if constexpr (kSteps == 2) weigh_step<1, DH, First>(weights + t, first, second, acc);
   }
-  for (int g = 0; g < G; ++g)
-    for (int v = 0; v < 2; ++v) store(sums + g * HeadLayout<DH>::kStride + v * kLanes, acc[g][v]);
+#pragma GCC unroll 16
+  for (int n = 0; n < N; ++n)
+#pragma GCC unroll 16
+    for (int g = 0; g < G; ++g)
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) store(sum(n, g, v), acc[n][g][v]);
+  if constexpr (First + N < Layout::kSlices)
+    weigh_slices<DH, G, First + N>(weights, values, valid, nullptr, sums);
 }
 
-// `sums` rows are HeadLayout<DH>::kStride long, in the order of `value_index` within each slice.
+// Adds to `sums`, in the order of `value_index` within each slice.
 template <int DH, int G>
 inline void weigh(const Act* weights, const bf16* values, int valid, const bf16* ahead,
                   float* sums) {
-  using Layout = HeadLayout<DH>;
-  constexpr int64_t kBytes = kBlock * DH * static_cast<int64_t>(sizeof(bf16));
-  for (int slice = 0; slice < Layout::kWhole; ++slice) {
-    if (ahead != nullptr) {
-      const char* next = reinterpret_cast<const char*>(ahead);
-      prefetch(next + kBytes / Layout::kSlices / 64 * 64 * slice, kBytes / Layout::kSlices + 63);
-    }
-    weigh_slice<false, DH, G>(weights, values + slice * kPair, valid, sums + slice * kPair);
-  }
-  if constexpr (Layout::kHalf) {
-    constexpr int at = Layout::kWhole * kPair;
-    weigh_slice<true, DH, G>(weights, values + at, valid, sums + at);
-  }
+  weigh_slices<DH, G>(weights, values, valid, ahead, sums);
 }
 }  // namespace tknp

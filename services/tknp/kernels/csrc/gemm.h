@@ -17,7 +17,7 @@
 namespace tknp {
 inline constexpr int kPanel = 2 * kLanes;
 inline constexpr int64_t kPrefetchBytes = 4096;
-inline constexpr int64_t kChunkBytes = 192 << 10;
+inline constexpr int64_t kChunkBytes = 64 << 10;
 
 inline int64_t packed_elements(int64_t rows, int64_t columns) {
   return round_up(rows, kPanel) * round_up(columns, 2);

@@ -10,6 +10,7 @@ using Act = float;
 inline constexpr int kLanes = 8;
 inline constexpr int kPair = 2 * kLanes;  // bf16 elements behind one Operand
 inline constexpr int kSteps = 2;
+inline constexpr int kRegisters = 16;
 inline constexpr int kTileRows = 6;  // 6 rows x 2 vectors of accumulators, 16 registers in all
 
 inline Float fill(float x) { return _mm256_set1_ps(x); }
@@ -60,18 +61,24 @@ inline float largest(Float x) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
-// kLanes vectors -> the vector of their sums.
+// kLanes vectors -> the vector of their sums. Each round adds the halves of two vectors into one;
+// blends are cheaper than shuffles and horizontal additions.
 inline Float sum_each(const Float* x) {
-  const Float a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-  const Float b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
-  return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  const auto halves = [](Float a, Float b) {  // a in the low 4 lanes, b in the high 4
+    return add(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
+  };
+  const auto quarters = [](Float a, Float b) {  // a a b b in each 4 lanes
+    return add(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e));
+  };
+  const Float a = quarters(halves(x[0], x[4]), halves(x[2], x[6]));
+  const Float b = quarters(halves(x[1], x[5]), halves(x[3], x[7]));
+  const Float swapped = _mm256_permute_ps(_mm256_blend_ps(b, a, 0xaa), 0xb1);
+  return add(_mm256_blend_ps(a, b, 0xaa), swapped);
 }
 
 inline Float even(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
-inline Float odd(__m256i pairs) {
-  return _mm256_castsi256_ps(
-      _mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
-}
+// Two shifts rather than a mask, which would take a register that the tiles need.
+inline Float odd(__m256i pairs) { return even(_mm256_srli_epi32(pairs, 16)); }
 
 // Step S of kLanes pairs in memory. Half: only the first kLanes elements exist, the rest are zero
 // (never needed here: heads are whole multiples of 16).
@@ -92,7 +99,12 @@ inline Operand query(const Act* slice) {
   return load(slice + S * kLanes);
 }
 inline constexpr int query_index(int d) { return d / kPair * kPair + d % 2 * kLanes + d % kPair / 2; }
-inline Float multiply_add(Float acc, Operand a, Operand b) { return _mm256_fmadd_ps(a, b, acc); }
+// As the intrinsic would, but always in place: GCC otherwise lets the sum replace an operand and,
+// with all 16 registers in use, spills accumulators in the innermost loop (a third slower).
+inline Float multiply_add(Float acc, Operand a, Operand b) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "xm"(b));
+  return acc;
+}
 
 // Step S of two tokens' values, kPair elements each, whose products with `broadcast` of their two
 // weights sum to kPair outputs: `low` and `high` hold them in the order of `value_index`.

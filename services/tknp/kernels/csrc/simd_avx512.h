@@ -11,6 +11,7 @@ using Act = bf16;
 inline constexpr int kLanes = 16;
 inline constexpr int kPair = 2 * kLanes;  // bf16 elements behind one Operand
 inline constexpr int kSteps = 1;
+inline constexpr int kRegisters = 32;
 inline constexpr int kTileRows = 12;  // 12 rows x 2 vectors of accumulators, 32 registers in all
 
 inline Float fill(float x) { return _mm512_set1_ps(x); }
