@@ -44,7 +44,7 @@ class InProcessPool:
         self.prefill = [
             PrefillServer(
                 pool, p, t, lambda _pool, p, t, _device: hubs[p].transport(Rank(0, t)),
-                security=security,
+                clock, security=security,
             )
             for p, replica in enumerate(config.prefill)
             for t in range(len(replica.addresses))

@@ -9,7 +9,7 @@ begin and end, so that a late write finds no window on any rank.
     step                                              admit ... end
 
 Leases are checked on every tick, idle or not. A lease that ends while a writer is active sends the
-pages to quarantine, see tknp.kv.pages.
+pages to quarantine, see `transfers.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import Any
 
 from grpc import aio
 
+from tknp.attention_owner.transfers import Transfers
 from tknp.errors import ProtocolError, Unavailable
 from tknp.kv.holding import State
 from tknp.kv.pages import PagePool
 from tknp.layout.rank import Rank
+from tknp.rpc.checks import check_lease, check_writer
 from tknp.rpc.convert import key_from
-from tknp.transfer.compatibility import check
 from tknp.transfer.receiver import write
 from tknp.v1 import attention_owner_pb2 as pb
 from tknp.v1 import attention_owner_pb2_grpc
@@ -51,16 +52,22 @@ class OwnerService(attention_owner_pb2_grpc.AttentionOwnerServicer):
     ) -> None:
         self._runtime = runtime
         self._steps = steps
-        self._siblings = [attention_owner_pb2_grpc.AttentionOwnerStub(c) for c in siblings]
-        self._clock = clock
+        stubs = [attention_owner_pb2_grpc.AttentionOwnerStub(c) for c in siblings]
+        self._transfers = Transfers(runtime, stubs, clock)
 
     async def tick(self) -> None:
-        """End leases for as long as the process lives."""
+        """End leases for as long as the process lives, idle or not."""
         while True:
             await asyncio.sleep(_TICK_S)
-            books = self._runtime.books
-            for key in books.expire(self._clock()) if books is not None else ():
-                log.warning("lease of %s ended before it was admitted", key)
+            try:
+                await self.reap()
+            except Exception:
+                log.exception("leases are not being watched")
+
+    async def reap(self) -> None:
+        """End leases and quarantines that are over."""
+        if self._runtime.books is not None:
+            await self._transfers.reap(self._runtime.books)
 
     async def Describe(self, request: DescribeRequest, context: Any) -> pb.OwnerDescription:
         runtime = self._runtime
@@ -86,7 +93,7 @@ class OwnerService(attention_owner_pb2_grpc.AttentionOwnerServicer):
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveResponse:
         pool = self._books(request.epoch)
         key = key_from(request.key)
-        pages = pool.reserve(key, request.tokens, request.lease_s)
+        pages = pool.reserve(key, request.tokens, check_lease(request.lease_s))
         return pb.ReserveResponse(placements=self._placements(pages, 0, request.tokens))
 
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ReserveResponse:
@@ -98,43 +105,24 @@ class OwnerService(attention_owner_pb2_grpc.AttentionOwnerServicer):
         return pb.ReserveResponse(placements=self._placements(pages, start, span.token_stop))
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.PageCounts:
-        pool = self._books(request.epoch)
-        pool.release(key_from(request.key))
+        await self._transfers.release(key_from(request.key), self._books(request.epoch))
         return self._counts()
 
     async def Begin(self, request: pb.TransferRequest, context: Any) -> pb.TransferResponse:
-        key = key_from(request.key)
-        self._check_epoch(request.epoch)
-        pages = tuple(request.pages)
-        if self._keeps_books:
-            books = self._books(request.epoch)
-            check(self._runtime.pool.compatibility, request.compatibility)
-            books.begin(key, request.writer)
-            pages = books.holding(key).pages
-        self._runtime.windows.open(key, request.writer, pages)
-        request.pages[:] = pages
-        await asyncio.gather(*(s.Begin(request) for s in self._siblings))
-        return pb.TransferResponse()
+        check_writer(request.writer, request.writer_addresses)
+        one_sided = await self._transfers.begin(request, self._own_books(request.epoch))
+        return pb.TransferResponse(one_sided=one_sided)
 
     async def Renew(self, request: pb.TransferRequest, context: Any) -> pb.TransferResponse:
         self._books(request.epoch).renew(key_from(request.key))
         return pb.TransferResponse()
 
     async def Complete(self, request: pb.TransferRequest, context: Any) -> pb.TransferResponse:
-        key = key_from(request.key)
-        self._check_epoch(request.epoch)
-        self._runtime.windows.close(key, request.writer)
-        await asyncio.gather(*(s.Complete(request) for s in self._siblings))
-        if self._keeps_books and not self._books(request.epoch).complete(key, request.writer):
-            raise ProtocolError(f"transfer of {key}: the request has ended meanwhile")
+        await self._transfers.complete(request, self._own_books(request.epoch))
         return pb.TransferResponse()
 
     async def Abort(self, request: pb.TransferRequest, context: Any) -> pb.TransferResponse:
-        key = key_from(request.key)
-        self._runtime.windows.close(key, request.writer)
-        await asyncio.gather(*(s.Abort(request) for s in self._siblings))
-        if self._runtime.books is not None:
-            self._runtime.books.abort(key, request.writer)
+        await self._transfers.abort(request, self._runtime.books)
         return pb.TransferResponse()
 
     async def Write(self, chunks: AsyncIterator[pb.KvChunk], context: Any) -> pb.WriteResponse:
@@ -153,6 +141,11 @@ class OwnerService(attention_owner_pb2_grpc.AttentionOwnerServicer):
         if self._runtime.books is None:
             raise Unavailable(f"node {self._runtime.rank.node} is still loading")
         return self._runtime.books
+
+    def _own_books(self, epoch: int) -> PagePool | None:
+        """The node's books at TP rank 0, None at the other ranks, which have none."""
+        self._check_epoch(epoch)
+        return self._books(epoch) if self._keeps_books else None
 
     @property
     def _keeps_books(self) -> bool:

@@ -30,6 +30,7 @@ from tknp.v1.prefill_pb2_grpc import PrefillStub
 log = logging.getLogger(__name__)
 _POLL_S = 0.2
 _DESCRIBE_S = 5.0
+_WORKING = (Phase.PHASE_WARMING, Phase.PHASE_READY)  # a decode rank is warm after its first step
 _ABSENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -55,7 +56,7 @@ class Peer:
         """Why nothing can be asked of it now; empty if it is well."""
         if self.lost or self.misfit:
             return self.lost or self.misfit
-        if self.progress.phase == Phase.PHASE_READY:
+        if self.progress.phase in _WORKING:
             return ""
         phase = Phase.Name(self.progress.phase).removeprefix("PHASE_").lower()
         return self.progress.error or f"not ready: {phase}"

@@ -80,6 +80,10 @@ class PagePool:
         """Every holding of a request, oldest first; quarantined pages are not among them."""
         return list(self._holdings.values())
 
+    def quarantined(self) -> list[Holding]:
+        """Holdings whose request is done while their `writer` may still write, oldest first."""
+        return list(self._quarantine.values())
+
     def counts(self) -> dict[State, int]:
         """Pages in each state; they add up to `pages - 1`."""
         counts = dict.fromkeys(State, 0)

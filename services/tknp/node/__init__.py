@@ -5,6 +5,8 @@ one engine; a root-only or attention-only node runs one. Its life:
 
     port open, Describe answers    LOADING   weights, pages
                                    JOINING   data plane: every rank of the pool
+                                   WARMING   waits for its first step
                                    READY     steps from the coordinator
-                                   FAILED    a step failed or the coordinator went away: exit 1
+                                   FAILED    a step failed or hung, memory was short, or the
+                                             coordinator went away: exit 1
 """

@@ -17,6 +17,7 @@ from tknp.pool import Pool, open_pool
 from tknp.rpc.channel import Server, connect
 from tknp.rpc.process import run
 from tknp.rpc.security import Security, read_security
+from tknp.rpc.stall import STALLS_A_TIMEOUT, Stall
 from tknp.transport.base import Transport
 from tknp.transport.factory import join
 from tknp.v1 import attention_owner_pb2, decode_root_pb2
@@ -26,6 +27,7 @@ from tknp.worker.runtime import Connect, DecodeRuntime
 from tknp.worker.steps import StepServer
 
 log = logging.getLogger(__name__)
+_LOOK_S = 1.0
 ROOT_SERVICE = decode_root_pb2.DESCRIPTOR.services_by_name["DecodeRoot"].full_name
 OWNER_SERVICE = attention_owner_pb2.DESCRIPTOR.services_by_name["AttentionOwner"].full_name
 
@@ -62,6 +64,7 @@ class NodeServer:
         if pool.config.nodes[rank.node].role != "decode-root":
             self._names.append(OWNER_SERVICE)
         self._server = Server(addresses[rank.t], self._names, security)
+        self._stall = Stall(clock, STALLS_A_TIMEOUT * pool.config.timeout_s)
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -76,6 +79,15 @@ class NodeServer:
             self._tasks.append(asyncio.create_task(owner.tick()))
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._prepare()))
+        self._tasks.append(asyncio.create_task(self._watch()))
+
+    async def look(self) -> None:
+        """One look at whether pending steps go on; a rank whose engine hangs has failed."""
+        runtime = self.runtime
+        hung = self._stall.look(runtime.submitted > runtime.stepped, runtime.stepped)
+        if hung:
+            await self._server.live(False)
+            runtime.fail(f"rank {runtime.rank} hangs in step {runtime.stepped}: {hung}")
 
     async def failed(self) -> str:
         return await self.runtime.life.failed()
@@ -96,7 +108,13 @@ class NodeServer:
             log.exception("rank %s can't start", self.runtime.rank)
             self.runtime.fail(f"rank {self.runtime.rank} can't start: {error}")
         else:
+            await self.runtime.warm.wait()
             await self._server.ready(True)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self.look()
 
 
 def serve(config: PoolConfig, node: int, tp_rank: int) -> None:

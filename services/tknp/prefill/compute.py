@@ -6,8 +6,8 @@ scratch of the owner's page size, so that a page here is a page there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from tknp.engine.backend import ChunkAttention
 from tknp.engine.decode import TORCH_DTYPES
 from tknp.engine.executor import Executor, Frame
+from tknp.engine.thread import EngineThread
 from tknp.errors import TknpError
 from tknp.kv.storage import KvStorage
 from tknp.layout.layout import Layout
@@ -28,6 +29,8 @@ from tknp.sampling.params import SamplingParams
 from tknp.sampling.sampler import RowLogprobs, Sampler
 from tknp.transfer.base import Push
 from tknp.transport.base import Transport
+
+_CLOSE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,11 @@ class Chunk:
 
 
 class PrefillRank:
-    """`transport` joins the ranks of the replica. One thread runs chunks."""
+    """`transport` joins the ranks of the replica. One thread runs chunks.
+
+    `broken(reason)`: called on that thread when the ranks are out of step for good: a chunk failed
+    on one of several. `submitted`, `finished`, `layers`: chunks and their layers so far.
+    """
 
     def __init__(
         self,
@@ -67,9 +74,14 @@ class PrefillRank:
         storage: KvStorage,
         max_chunk: int,
         device: torch.device,
+        broken: Callable[[str], None],
     ) -> None:
         shard = layout.shard(Rank(0, t))
         self.storage = storage
+        self.submitted = 0
+        self.finished = 0
+        self.layers = 0
+        self._broken = broken
         self._layout = layout
         self._t = t
         self._device = device
@@ -81,16 +93,29 @@ class PrefillRank:
             widths=(shard.qkv_width, shard.q_width), hidden_size=layout.config.hidden_size,
             dtype=TORCH_DTYPES[layout.dtype], device=device, max_rows=max_chunk,
         )  # fmt: skip
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"prefill-{t}")
+        self._thread = EngineThread(f"prefill-{t}")
 
     def submit(self, chunk: Chunk) -> Future[Drawn | None]:
         """Queue a chunk; its result is the first token, at TP rank 0 and on the last chunk."""
-        return self._thread.submit(self._run, chunk)
+        self.submitted += 1
+        return self._thread.submit(self._guarded, chunk)
 
     def close(self) -> None:
         self._transport.abort("shutting down")
         self._transport.close()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.close(_CLOSE_S)
+
+    def _guarded(self, chunk: Chunk) -> Drawn | None:
+        try:
+            return self._run(chunk)
+        except Exception as error:
+            if self._layout.tp > 1:  # the other ranks are somewhere else in this chunk
+                reason = f"prefill rank {self._t} failed in a chunk: {error}"
+                self._transport.abort(reason)
+                self._broken(reason)
+            raise
+        finally:
+            self.finished += 1
 
     @torch.inference_mode()
     def _run(self, chunk: Chunk) -> Drawn | None:
@@ -106,6 +131,7 @@ class PrefillRank:
             # of the replica waiting in the collectives of this chunk.
             with suppress(TknpError):
                 chunk.push.push(layer, chunk.start, stop)
+            self.layers += 1
             return out
 
         def draw(logits: Tensor) -> Tensor:

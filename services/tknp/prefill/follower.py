@@ -1,14 +1,19 @@
-"""The other TP ranks of a replica: they run the chunks that TP rank 0 sends, in its order."""
+"""The other TP ranks of a replica: they run the chunks that TP rank 0 sends, in its order.
+
+When TP rank 0 is lost, which is any other end than its own, nobody can say any more what becomes of
+the requests under way: this rank fails too, and its own end aborts what it was pushing.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from tknp.errors import ProtocolError
 from tknp.kv.holding import Key
 from tknp.prefill.compute import Drawn, first_row
 from tknp.prefill.requests import LocalRequests, Target
+from tknp.rpc.checks import check_ids
 from tknp.rpc.convert import key_from
 from tknp.rpc.ids import unpack_ids
 from tknp.sampling.params import SamplingParams
@@ -16,9 +21,16 @@ from tknp.v1.prefill_pb2 import ChunkDone, PrefillChunk
 
 
 async def follow(
-    requests: LocalRequests, vocab_size: int, chunks: AsyncIterator[PrefillChunk]
-) -> AsyncIterator[ChunkDone]:
-    """Answer each of `chunks`, possibly out of order: a request's last when its KV is delivered."""
+    requests: LocalRequests,
+    vocab_size: int,
+    chunks: AsyncIterator[PrefillChunk],
+    lost: Callable[[str], None],
+) -> AsyncGenerator[ChunkDone]:
+    """Answer each of `chunks`, possibly out of order: a request's last when its KV is delivered.
+
+    `lost(reason)`: TP rank 0 is gone.
+    """
+    over = False
     done: asyncio.Queue[ChunkDone | None] = asyncio.Queue()
     answering: set[asyncio.Task[None]] = set()
 
@@ -46,7 +58,10 @@ async def follow(
         while (answer := await done.get()) is not None:
             yield answer
         await reader
+        over = True
     finally:
+        if not over:
+            lost("TP rank 0 of this prefill replica is lost")
         reader.cancel()
         for task in answering:
             task.cancel()
@@ -62,6 +77,7 @@ async def _start(
         target = Target(message.epoch, message.writer, message.placements, message.owners)
         await requests.open(key, message.prompt_tokens, target)
     ids = unpack_ids("token_ids", message.token_ids)
+    check_ids(ids, vocab_size)
     # TP rank 0 draws; this row only says that the chunk ends the prompt.
     row = first_row(SamplingParams(), vocab_size, ids, 0) if message.last else None
     return await requests.chunk(key, ids, message.start, row)

@@ -5,7 +5,8 @@
                        concurrent requests alternate and a long prompt doesn't hold up short ones
 
 Leases at the owners are renewed while a request is under way. Any failure, the caller's going away
-among them, aborts the transfer on every rank first and tells the owners after.
+among them, aborts the transfer on every rank first and tells the owners after. Where a write can't
+be brought to an end (its owner is frozen), the owners are told when it has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
     from tknp.v1.attention_owner_pb2_grpc import AttentionOwnerAsyncStub
 
 log = logging.getLogger(__name__)
-_OWNER_CALL_S = 10.0
+_OWNER_CALL_S = 5.0
+_SIBLING_CLOSE_S = 1.0
 _RENEWALS_A_LEASE = 6
+_CLOSING = "this prefill replica is shutting down"
 _SIBLING_ENDED = "a TP rank of this prefill replica has ended"
 
 
@@ -68,7 +71,8 @@ class Result:
 class Replica:
     """`siblings`: channels to the other TP ranks. `compatibility`: shown to owners on Begin.
 
-    `channel`: opens one to an owner.
+    `channel`: opens one to an owner. `addresses`: of the replica's ranks. `one_sided`: how it
+    writes. `broken(reason)`: called when another rank of the replica is lost.
     """
 
     def __init__(
@@ -80,7 +84,10 @@ class Replica:
         vocab_size: int,
         chunk_tokens: int,
         compatibility: Compatibility,
+        addresses: Sequence[str],
+        one_sided: bool,
         lease_s: float,
+        broken: Callable[[str], None],
     ) -> None:
         self._requests = requests
         self._vocab_size = vocab_size
@@ -93,10 +100,29 @@ class Replica:
         self._sequence = 0
         self._order = asyncio.Lock()
         self._entry = asyncio.Lock()
-        self._siblings = [_Sibling(channel) for channel in siblings]
+        self._addresses = addresses
+        self._one_sided = one_sided
+        self._siblings = [_Sibling(channel, broken) for channel in siblings]
+        self._jobs: set[asyncio.Task[Result]] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     async def run(self, job: Job) -> Result:
         """Compute and deliver `job`. Raises TknpError; nothing of it is left then."""
+        if self._closing:
+            raise Unavailable(_CLOSING)
+        task = asyncio.create_task(self._run(job))
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closing and not (caller is not None and caller.cancelling()):
+                raise Unavailable(_CLOSING) from None
+            raise
+
+    async def _run(self, job: Job) -> Result:
         target = Target(job.epoch, self._writer, job.placements, job.owners)
         leaders = [
             AttentionOwnerStub(self._channel(address))
@@ -105,7 +131,8 @@ class Replica:
         ]
         transfer = TransferRequest(
             key=key_to(job.key), epoch=job.epoch, writer=self._writer, lease_s=self._lease_s,
-            compatibility=self._compatibility,
+            compatibility=self._compatibility, one_sided=self._one_sided,
+            writer_addresses=self._addresses,
         )  # fmt: skip
         renewing = asyncio.create_task(self._renew(leaders, transfer))
         try:
@@ -118,14 +145,21 @@ class Replica:
             return result
         except BaseException:
             # The caller may be gone; what must not be cut short runs on its own.
-            await asyncio.shield(self._abort(job, leaders, transfer))
+            await asyncio.shield(self._keep(self._abort(job, leaders, transfer)))
             raise
         finally:
             renewing.cancel()
 
     async def close(self) -> None:
+        """End every request: nothing of it is written after this."""
+        self._closing = True
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        for abort in self._aborts:
+            abort.cancel()
         for sibling in self._siblings:
-            sibling.close()
+            await sibling.close()
         for channel in self._owners.values():
             await channel.close(None)
 
@@ -172,14 +206,54 @@ class Replica:
         self, job: Job, leaders: Sequence[AttentionOwnerAsyncStub], transfer: TransferRequest
     ) -> None:
         try:
+            await self._stop(job)
+        except TknpError as error:
+            log.warning("abort of %s: %s; its pages stay quarantined", job.key, error)
+            self._keep(self._abort_later(job, leaders, transfer))
+        else:
+            await self._tell_aborted(job, leaders, transfer)
+
+    async def _abort_later(
+        self, job: Job, leaders: Sequence[AttentionOwnerAsyncStub], transfer: TransferRequest
+    ) -> None:
+        """Writes of `job` are in flight and can't be recalled: wait for their end."""
+        while True:
+            await asyncio.sleep(self._lease_s / _RENEWALS_A_LEASE)
+            try:
+                await self._stop(job)
+            except TknpError as error:
+                log.debug("abort of %s: %s", job.key, error)
+            else:
+                return await self._tell_aborted(job, leaders, transfer)
+
+    async def _stop(self, job: Job) -> None:
+        """Stop `job` on every rank. Raises TknpError if something of it may be in flight still."""
+        lost: TknpError | None = None
+        answers: list[asyncio.Future[ChunkDone]] = []
+        try:
             async with self._order:
                 abort = PrefillChunk(key=key_to(job.key), epoch=job.epoch, abort=True)
                 answers = self._tell_siblings(abort)
-            await self._requests.abort(job.key)
-            await _all_done(answers)
+        except TknpError as error:  # this rank has to stop all the same
+            lost = error
+        await self._requests.abort(job.key)
+        await _all_done(answers)
+        if lost is not None:
+            raise lost
+
+    async def _tell_aborted(
+        self, job: Job, leaders: Sequence[AttentionOwnerAsyncStub], transfer: TransferRequest
+    ) -> None:
+        try:
             await _each([leader.Abort for leader in leaders], transfer)
         except TknpError as error:
-            log.warning("abort of %s: %s; its pages stay quarantined", job.key, error)
+            log.warning("owners of %s were not told of its abort: %s", job.key, error)
+
+    def _keep(self, abort: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(abort)
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+        return task
 
     async def _renew(
         self, leaders: Sequence[AttentionOwnerAsyncStub], transfer: TransferRequest
@@ -200,8 +274,10 @@ class Replica:
 class _Sibling:
     """The stream of chunks to one other TP rank."""
 
-    def __init__(self, channel: aio.Channel) -> None:
+    def __init__(self, channel: aio.Channel, broken: Callable[[str], None]) -> None:
         self._stub = PrefillStub(channel)
+        self._broken = broken
+        self._closing = False
         self._chunks: Outbox[PrefillChunk] = Outbox()
         self._waiting: dict[int, asyncio.Future[ChunkDone]] = {}
         self._reader: asyncio.Task[None] | None = None
@@ -216,8 +292,12 @@ class _Sibling:
         self._chunks.put(chunk)
         return answer
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """No more chunks; the other rank may tell this end from a loss."""
+        self._closing = True
+        self._chunks.close()
         if self._reader is not None:
+            await asyncio.wait([self._reader], timeout=_SIBLING_CLOSE_S)
             self._reader.cancel()
 
     async def _read(self) -> None:
@@ -231,6 +311,8 @@ class _Sibling:
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(Unavailable(reason))
+            if not self._closing:
+                self._broken(reason)
 
 
 async def _all_done(answers: Sequence[asyncio.Future[ChunkDone]]) -> list[ChunkDone]:

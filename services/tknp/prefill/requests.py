@@ -61,8 +61,13 @@ class LocalRequests:
         self, key: Key, ids: Sequence[int], start: int, row: RowState | None
     ) -> asyncio.Future[Drawn | None]:
         """Queue a chunk on the compute thread; the order of calls is the order of execution."""
-        pages = self._scratch.holding(key).pages
-        chunk = Chunk(ids, start, pages, self._push(key), row)
+        holding = self._scratch.holding(key)
+        if not ids or start + len(ids) > holding.span.tokens:
+            raise ProtocolError(
+                f"a chunk of {len(ids)} tokens at {start} is not part of the prompt of {key}, "
+                f"which has {holding.span.tokens}"
+            )
+        chunk = Chunk(ids, start, holding.pages, self._push(key), row)
         return asyncio.wrap_future(self._rank.submit(chunk))
 
     async def finish(self, key: Key) -> int:
@@ -77,6 +82,11 @@ class LocalRequests:
         if push is not None:
             await push.abort()
         await self._forget(key)
+
+    async def close(self) -> None:
+        """Abort whatever is under way. Raises TknpError if something stays in flight."""
+        for key in list(self._pushes):
+            await self.abort(key)
 
     async def _forget(self, key: Key) -> None:
         self._pushes.pop(key, None)

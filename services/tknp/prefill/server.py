@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,12 +18,14 @@ from tknp.prefill.service import PrefillService
 from tknp.rpc.channel import Server, connect
 from tknp.rpc.process import run
 from tknp.rpc.security import Security, read_security
+from tknp.rpc.stall import STALLS_A_TIMEOUT, Stall
 from tknp.transport.base import Transport
 from tknp.transport.factory import join
 from tknp.v1 import prefill_pb2
 from tknp.v1.prefill_pb2_grpc import add_PrefillServicer_to_server
 
 log = logging.getLogger(__name__)
+_LOOK_S = 1.0
 SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 
 
@@ -44,6 +48,7 @@ class PrefillServer:
         replica: int,
         t: int,
         connect_replica: Connect = data_plane,
+        clock: Callable[[], float] = time.monotonic,
         *,
         security: Security,
     ) -> None:
@@ -52,30 +57,47 @@ class PrefillServer:
         self._siblings = [channel(a) for a in (addresses[1:] if t == 0 else ())]
         self.runtime = PrefillRuntime(pool, replica, t, self._siblings, connect_replica, channel)
         self._server = Server(addresses[t], [SERVICE], security)
-        self._preparing: asyncio.Task[None] | None = None
+        self._stall = Stall(clock, STALLS_A_TIMEOUT * pool.config.timeout_s)
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         add_PrefillServicer_to_server(PrefillService(self.runtime), self._server.grpc)
         await self._server.start()
-        self._preparing = asyncio.create_task(self._prepare())
+        self._tasks = [asyncio.create_task(self._prepare()), asyncio.create_task(self._watch())]
+
+    async def look(self) -> None:
+        """One look at whether pending chunks go on; a rank that hangs has failed."""
+        rank = self.runtime.rank
+        if rank is None:
+            return
+        hung = self._stall.look(rank.submitted > rank.finished, rank.layers + rank.finished)
+        if hung:
+            await self._server.live(False)
+            self.runtime.fail(f"prefill rank {self.runtime.t} hangs in a chunk: {hung}")
 
     async def failed(self) -> str:
         return await self.runtime.life.failed()
 
     async def stop(self) -> None:
-        if self._preparing is not None:
-            self._preparing.cancel()
-        await self._server.stop()
+        """Stop. The port closes last: owners take a closed port for the end of all writes."""
+        for task in self._tasks:
+            task.cancel()
         await self.runtime.close()
+        await self._server.stop()
         for channel in self._siblings:
             await channel.close(None)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self.look()
 
     async def _prepare(self) -> None:
         try:
             await self.runtime.prepare()
         except Exception as error:
             log.exception("prefill rank can't start")
-            self.runtime.life.fail(f"prefill rank {self.runtime.t} can't start: {error}")
+            self.runtime.fail(f"prefill rank {self.runtime.t} can't start: {error}")
         else:
             await self._server.ready(True)
 

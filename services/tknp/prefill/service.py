@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from tknp.errors import ProtocolError, Unavailable
+from tknp.kv.holding import Key
 from tknp.prefill.follower import follow
 from tknp.prefill.replica import Job
 from tknp.prefill.runtime import PrefillRuntime
+from tknp.rpc.checks import check_owners, check_prompt
 from tknp.rpc.convert import key_from, sampling_from, token_to
 from tknp.rpc.ids import unpack_ids
+from tknp.sampling.params import validate
 from tknp.v1 import prefill_pb2 as pb
 from tknp.v1 import prefill_pb2_grpc
 from tknp.v1.common_pb2 import DescribeRequest
@@ -21,6 +25,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
 
     def __init__(self, runtime: PrefillRuntime) -> None:
         self._runtime = runtime
+        self._running: set[Key] = set()
+        self._following = False
 
     async def Describe(self, request: DescribeRequest, context: Any) -> pb.PrefillDescription:
         runtime = self._runtime
@@ -38,18 +44,24 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         replica = self._runtime.replica
         if replica is None:
             raise Unavailable("this prefill rank is not ready, or not TP rank 0")
+        key, vocab_size = key_from(request.key), self._runtime.vocab_size
         prompt = unpack_ids("token_ids", request.token_ids)
-        if len(request.owners) != len(request.placements) or not request.placements:
-            raise ProtocolError(
-                f"{len(request.placements)} placements with {len(request.owners)} addresses"
-            )
-        result = await replica.run(
-            Job(
-                key_from(request.key), request.epoch, prompt,
-                sampling_from(request.sampling, seed=0, max_tokens=1),
-                request.placements, request.owners, request.generated,
-            )
-        )  # fmt: skip
+        check_prompt(prompt, request.generated, vocab_size, self._runtime.max_prompt_tokens)
+        check_owners(request.owners, len(request.placements))
+        params = sampling_from(request.sampling, seed=0, max_tokens=1)
+        validate(params, vocab_size)
+        if key in self._running:
+            raise ProtocolError(f"prefill of {key} is under way here: use another attempt number")
+        self._running.add(key)
+        try:
+            result = await replica.run(
+                Job(
+                    key, request.epoch, prompt, params,
+                    request.placements, request.owners, request.generated,
+                )
+            )  # fmt: skip
+        finally:
+            self._running.discard(key)
         drawn = result.drawn
         token = token_to(drawn.token, drawn.logprobs, drawn.error)
         return pb.PrefillResponse(
@@ -65,5 +77,13 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         runtime = self._runtime
         if runtime.requests is None or runtime.t == 0:
             raise Unavailable("this prefill rank is not ready, or is TP rank 0")
-        async for done in follow(runtime.requests, runtime.vocab_size, chunks):
-            yield done
+        if self._following:
+            raise ProtocolError("TP rank 0 of this replica is giving chunks already")
+        self._following = True
+        following = follow(runtime.requests, runtime.vocab_size, chunks, runtime.fail)
+        try:
+            async with aclosing(following):
+                async for done in following:
+                    yield done
+        finally:
+            self._following = False

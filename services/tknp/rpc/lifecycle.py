@@ -1,8 +1,8 @@
 """How far a rank is on its way to serving, and why it can't go on.
 
-LOADING -> JOINING -> READY
-    \\         |         /
-     +----> FAILED <---+        final: the first reason stays
+LOADING -> JOINING -> WARMING -> READY
+    \\         |          |        /
+     +---------+> FAILED <+-------+       final: the first reason stays
 """
 
 from __future__ import annotations

@@ -229,10 +229,14 @@ class TransferRequest(_message.Message):
     LEASE_S_FIELD_NUMBER: _builtins.int
     COMPATIBILITY_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
+    ONE_SIDED_FIELD_NUMBER: _builtins.int
+    WRITER_ADDRESSES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     writer: _builtins.str
     """unique a prefill process"""
     lease_s: _builtins.float
+    one_sided: _builtins.bool
+    """On Begin: the writer may write by itself, past this service (NIXL)."""
     @_builtins.property
     def key(self) -> _common_pb2.RequestKey: ...
     @_builtins.property
@@ -243,6 +247,12 @@ class TransferRequest(_message.Message):
     def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """from the owner's TP rank 0 to its other ranks"""
 
+    @_builtins.property
+    def writer_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """On Begin: where each process of the writer listens for as long as it may write. When all of
+        them refuse connections the writer is dead, and its quarantined pages return to use.
+        """
+
     def __init__(
         self,
         *,
@@ -252,10 +262,12 @@ class TransferRequest(_message.Message):
         lease_s: _builtins.float = ...,
         compatibility: _common_pb2.Compatibility | None = ...,
         pages: _abc.Iterable[_builtins.int] | None = ...,
+        one_sided: _builtins.bool = ...,
+        writer_addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "epoch", b"epoch", "key", b"key", "lease_s", b"lease_s", "pages", b"pages", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "epoch", b"epoch", "key", b"key", "lease_s", b"lease_s", "one_sided", b"one_sided", "pages", b"pages", "writer", b"writer", "writer_addresses", b"writer_addresses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -265,12 +277,17 @@ Global___TransferRequest: _TypeAlias = TransferRequest  # noqa: Y015
 class TransferResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ONE_SIDED_FIELD_NUMBER: _builtins.int
+    one_sided: _builtins.bool
+    """on Begin: this rank can be written by itself, without its help"""
     def __init__(
         self,
+        *,
+        one_sided: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["one_sided", b"one_sided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import statistics
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import torch
 
 from tknp.engine.backend import choose_backend
 from tknp.engine.batch import Delta
 from tknp.engine.decode import TORCH_DTYPES, DecodeRank, Outcome
+from tknp.engine.thread import EngineThread
+from tknp.errors import Unavailable
 from tknp.kv.pages import PagePool
+from tknp.kv.size import page_bytes
 from tknp.kv.storage import KvStorage
 from tknp.layout.rank import Rank
 from tknp.pool import Pool
@@ -23,10 +27,12 @@ from tknp.transfer.receiver import Receiver
 from tknp.transfer.windows import WriteWindows
 from tknp.transport.base import Transport
 from tknp.v1.common_pb2 import Phase
-from tknp.worker.memory import measured_kv_bytes
+from tknp.worker.memory import allocating, measured_kv_bytes
 
+log = logging.getLogger(__name__)
 Connect = Callable[[Pool, Rank, torch.device], Transport]
 _STEPS_REMEMBERED = 64
+_CLOSE_S = 2.0
 
 
 class DecodeRuntime:
@@ -34,6 +40,7 @@ class DecodeRuntime:
 
     `connect` gives the data plane: torch.distributed in a process of its own, or a hub where ranks
     are threads. `books`: pages of the whole node, at TP rank 0 of a node that owns requests.
+    `submitted`, `stepped`: steps so far. `warm`: set by the first that passed.
     """
 
     def __init__(
@@ -52,22 +59,33 @@ class DecodeRuntime:
         self._clock = clock
         self._transport: Transport | None = None
         self._engine: DecodeRank | None = None
+        self.submitted = 0
+        self.stepped = 0
+        self.warm = asyncio.Event()
         self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"engine-{rank.node}-{rank.t}")
+        self._thread = EngineThread(f"engine-{rank.node}-{rank.t}")
+        self._closing = False
 
     async def load(self) -> None:
-        """Read the weights and allocate the pages."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        """Read the weights and allocate the pages. Raises CapacityError where memory is short."""
+        await asyncio.wrap_future(self._thread.submit(self._load))
 
     async def join(self) -> None:
         """Meet the other ranks of the pool on the data plane."""
         self.life.enter(Phase.PHASE_JOINING)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._join)
-        self.life.enter(Phase.PHASE_READY)
+        await asyncio.wrap_future(self._thread.submit(self._join))
+        self.life.enter(Phase.PHASE_WARMING)
 
     def submit(self, delta: Delta) -> Future[Outcome]:
         """Queue one step; at most a few are in flight."""
+        self.submitted += 1
         return self._thread.submit(self._step, delta)
+
+    def passed(self) -> None:
+        """A step has passed on this rank and its TP peers: the first one makes it ready."""
+        if not self.warm.is_set():
+            self.life.enter(Phase.PHASE_READY)
+            self.warm.set()
 
     @property
     def step_s(self) -> float:
@@ -80,18 +98,26 @@ class DecodeRuntime:
             self._transport.abort(reason)
 
     def close(self) -> None:
-        """Let go of peers and stop the engine thread."""
+        """Let go of peers and stop the engine thread; one that hangs is left behind."""
+        self._closing = True
         if self._transport is not None:
             self._transport.abort("shutting down")
             self._transport.close()
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        if self.receiver is not None:
+        if not self._thread.close(_CLOSE_S):
+            log.warning("rank %s ends while its engine is still busy", self.rank)
+        elif self.receiver is not None:
             self.receiver.close()
+
+    def _loaded(self, done_bytes: int, total_bytes: int) -> None:
+        if self._closing:
+            raise Unavailable("shutting down")
+        self.life.loaded(done_bytes, total_bytes)
 
     def _load(self) -> None:
         pool, shard = self.pool, self.pool.shard(self.rank)
         dtype = TORCH_DTYPES[pool.config.dtype]
-        weights = pool.checkpoint.load(shard, dtype, self.device, self.life.loaded)
+        with allocating("weights", pool.weight_bytes(self.rank.node), self.device):
+            weights = pool.checkpoint.load(shard, dtype, self.device, self._loaded)
         self.backend = choose_backend(
             shard, page_size=pool.page_size, max_positions=pool.max_model_len + 1,
             dtype=dtype, device=self.device,
@@ -100,10 +126,12 @@ class DecodeRuntime:
         measured = measured_kv_bytes(self.device)
         self.pages = pool.pages(self.rank.node, measured)
         if self.pages:
-            self.storage = KvStorage(
-                shard.config.layers, self.pages, len(shard.kv_heads), pool.page_size,
-                shard.config.head_dim, dtype, self.device,
-            )  # fmt: skip
+            page = page_bytes(shard.config, pool.config.dtype, pool.layout.tp, pool.page_size)
+            with allocating(f"{self.pages} KV pages", self.pages * page, self.device):
+                self.storage = KvStorage(
+                    shard.config.layers, self.pages, len(shard.kv_heads), pool.page_size,
+                    shard.config.head_dim, dtype, self.device,
+                )  # fmt: skip
             self.receiver = make_receiver(
                 pool.config.kv_transfer, self.storage, range(shard.config.layers),
                 shard.kv_heads, self.windows,
@@ -125,5 +153,6 @@ class DecodeRuntime:
         if self._engine is None:
             raise RuntimeError("a step came before the data plane was joined")
         outcome = self._engine.step(delta)
+        self.stepped += 1
         self._seconds.append(outcome.seconds)
         return outcome

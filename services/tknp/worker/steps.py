@@ -6,8 +6,9 @@
 
 TP rank 0 knows the pages of its requests, adds them to the admits that its node owns, and frees
 the pages of ended requests once every TP rank of the node has finished a step without them. A step
-whose result carries an error is the last one. A stream that ends while requests run means that the
-coordinator is gone: the pool's state is lost with it, so the rank fails and is started anew.
+whose result carries an error is the last one. A stream that ends while requests run, anybody's,
+means that the coordinator is gone: the pool's state is lost with it, so every rank fails and is
+started anew.
 """
 
 from __future__ import annotations
@@ -50,7 +51,14 @@ class _Relay:
 
     def __init__(self, stub: DecodeRootAsyncStub | AttentionOwnerAsyncStub) -> None:
         self.steps: Outbox[Step] = Outbox()
-        self.results = aiter(stub.Run(self.steps))
+        self._call = stub.Run(self.steps)
+        self.results = aiter(self._call)
+
+    def close(self, lost: bool) -> None:
+        """No more steps. `lost`: not because they were over, which the other rank has to know."""
+        self.steps.close()
+        if lost:
+            self._call.cancel()
 
 
 class StepServer:
@@ -61,6 +69,7 @@ class StepServer:
         root = not runtime.pool.layout.blocks[runtime.rank.node].empty
         self._siblings = [DecodeRootStub(c) if root else AttentionOwnerStub(c) for c in siblings]
         self._owned: dict[int, Key] = {}
+        self._running: set[int] = set()
         self._busy = False
 
     async def run(self, steps: AsyncIterator[Step]) -> AsyncIterator[StepResult]:
@@ -69,22 +78,27 @@ class StepServer:
             raise ProtocolError("another coordinator is running this rank's steps")
         self._busy = True
         relays = [_Relay(stub) for stub in self._siblings]
-        queue: asyncio.Queue[_Pending | None] = asyncio.Queue(_IN_FLIGHT)
+        queue: asyncio.Queue[_Pending | None] = asyncio.Queue()
         reader = asyncio.create_task(self._read(steps, relays, queue))
         try:
             while (pending := await queue.get()) is not None:
                 result = await self._finish(pending, relays)
+                if not result.error:
+                    self._runtime.passed()
                 yield result
                 if result.error:
                     self._runtime.fail(result.error)
                     return
             await reader
+        except Exception as error:
+            self._runtime.fail(f"rank {self._runtime.rank} can't take steps: {error}")
+            raise
         finally:
             reader.cancel()
             for relay in relays:
-                relay.steps.close()
+                relay.close(lost=bool(self._running))
             self._busy = False
-            if self._owned and not self._runtime.life.error:
+            if self._running:
                 self._runtime.fail("the coordinator's steps ended while requests were running")
 
     async def _read(
@@ -95,15 +109,19 @@ class StepServer:
     ) -> None:
         try:
             async for message in steps:
+                if queue.qsize() >= _IN_FLIGHT:
+                    raise ProtocolError(f"more than {_IN_FLIGHT} steps are in flight")
                 delta = delta_from(message)
+                self._running.difference_update(delta.ends)
+                self._running.update(admit.slot for admit in delta.admits)
                 ended = [self._owned.pop(s) for s in delta.ends if s in self._owned]
                 delta = replace(delta, admits=tuple(map(self._with_pages, delta.admits)))
                 outcome = self._runtime.submit(delta)
                 for relay in relays:
                     relay.steps.put(delta_to(delta))
-                await queue.put(_Pending(delta, outcome, ended))
+                queue.put_nowait(_Pending(delta, outcome, ended))
         finally:
-            await queue.put(None)
+            queue.put_nowait(None)
 
     def _with_pages(self, admit: Admit) -> Admit:
         if admit.owner != self._runtime.rank.node:
