@@ -88,6 +88,8 @@ class PoolConfig:
     `insecure`: ports beyond loopback may do without. See docs/security.md.
     `drain_s`: how long open requests may go on once the coordinator is told to stop.
     `record`: file that the coordinator writes its scheduling to; empty: none.
+    `hold_until`: for benchmarks of decode: prefilled requests wait until so many are ready, then
+    join in one step; 0: never.
     """
 
     model: str
@@ -109,6 +111,7 @@ class PoolConfig:
     lease_s: float = 30.0
     drain_s: float = 30.0
     record: str = ""
+    hold_until: int = 0
     epoch: int = 1
     interface: str = field(default="")
     tls_cert: str | None = None
@@ -160,6 +163,8 @@ class PoolConfig:
             unset = value is None and name in ("max_model_len", "page_size", "kv_memory_bytes")
             if not unset and (type(value) is not int or value < 1):
                 raise InvalidValue(name, value, "must be a whole number of at least 1")
+        if type(self.hold_until) is not int or self.hold_until < 0:
+            raise InvalidValue("hold_until", self.hold_until, "a whole number, 0 to hold nothing")
         if not isinstance(self.record, str):
             raise InvalidValue("record", self.record, "name a file")
         for name in ("timeout_s", "lease_s", "drain_s"):

@@ -264,6 +264,7 @@ def _node(**changes: object) -> dict[str, object]:
         ({"timeout_s": "soon"}, "timeout_s", "a number above 0 seconds"),
         ({"timeout_s": float("inf")}, "timeout_s", "not infinite"),
         ({"lease_s": -1}, "lease_s", "a number above 0 seconds"),
+        ({"hold_until": -1}, "hold_until", "0 to hold nothing"),
         ({"lease_s": 3601}, "lease_s", "at most 3600"),
         ({"tls_cert": "c", "tls_key": "k"}, "tls_ca", "give all or none"),
         ({"tls_ca": "a"}, "tls_cert", "give all or none"),

@@ -118,6 +118,7 @@ class Driver:
             max_model_len=self.pool.max_model_len,
             max_prompt_tokens=min(p.max_prompt_tokens for p in prefill if p is not None),
             eos_ids=frozenset(model.eos_ids),
+            hold_until=config.hold_until,
         )
         if not config.record:
             return Scheduler(limits, config.epoch)

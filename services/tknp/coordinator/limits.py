@@ -11,6 +11,7 @@ from tknp.errors import InvalidValue
 class Limits:
     """`pages`: that each node can give to requests. `max_prompt_tokens`: what every prefill
     replica can hold. `max_batch`: requests from placement to their end. `max_queue`: that wait.
+    `hold_until`: see PoolConfig.
     """
 
     pages: tuple[int, ...]
@@ -20,6 +21,7 @@ class Limits:
     max_model_len: int
     max_prompt_tokens: int
     eos_ids: frozenset[int]
+    hold_until: int = 0
 
     @property
     def longest(self) -> int:

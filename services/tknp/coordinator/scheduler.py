@@ -147,18 +147,19 @@ class Scheduler:
         due = [*self._ended, *self._full_at.pop(step, ())]
         leaving = [request for request in dict.fromkeys(due) if self._runs(request)]
         self._ended.clear()
-        if not self.running and not self.ready:
+        joining = self._joining()
+        if not self.running and not joining:
             return None
-        admits = [self._admit(request, step) for request in self.ready]
+        admits = [self._admit(request, step) for request in joining]
         if leaving or admits:
             # Steps in flight keep the rows they were launched with.
             rows = dict(self.running)
             for request in leaving:
                 del rows[request.slot]
                 self._free_slots.append(request.slot)
-            rows.update((request.slot, request) for request in self.ready)
+            rows.update((request.slot, request) for request in joining)
             self.running = rows
-            self.ready.clear()
+            self.ready = deque(r for r in self.ready if r.stage is Stage.READY)
         self.steps += 1
         self._in_flight[step] = self.running
         self._leaving[step] = leaving
@@ -243,6 +244,12 @@ class Scheduler:
 
     def _need(self, request: Request) -> int:
         return pages_for(request.tokens_reserved, self.limits.page_size)
+
+    def _joining(self) -> list[Request]:
+        """Ready requests that the next step admits. The warm-up's are never held."""
+        pinned = [request for request in self.ready if request.pinned is not None]
+        held = len(self.ready) - len(pinned) < self.limits.hold_until
+        return pinned if held else list(self.ready)
 
     def _append(self, request: Request, token: int) -> FinishReason.ValueType | None:
         request.generated.append(token)

@@ -51,6 +51,19 @@ def test_two_steps_are_in_flight_and_no_more(
     assert launch(scheduler).step == 2
 
 
+def test_held_requests_join_in_one_step(make_limits: MakeLimits, make_request: MakeRequest) -> None:
+    scheduler = Scheduler(make_limits(hold_until=2), epoch=1)
+    first, second, warm_up = make_request(), make_request(), make_request(pinned=0)
+    admit_all(scheduler, [first])
+    assert scheduler.delta() is None
+    admit_all(scheduler, [warm_up])
+    assert [admit.slot for admit in launch(scheduler).admits] == [warm_up.slot]
+    assert launch(scheduler).admits == ()
+    scheduler.tokens(0, [warm_up.slot], [WORD])
+    admit_all(scheduler, [second])
+    assert {admit.slot for admit in launch(scheduler).admits} == {first.slot, second.slot}
+
+
 def test_an_end_by_length_wastes_no_row(make_limits: MakeLimits, make_request: MakeRequest) -> None:
     """max_tokens 3: one from prefill, two from steps 0 and 1, and step 2 begins with the end."""
     scheduler = Scheduler(make_limits(), epoch=1)
