@@ -224,7 +224,9 @@ class Client:
 
     def _failure(self, error: grpc.aio.AioRpcError) -> TknpError:
         code, details = error.code().name, " ".join((error.details() or "").split())
-        connected = self._channel.get_state() == grpc.ChannelConnectivity.READY
+        # A server that starts just now may have made the channel READY after this call failed.
+        unreached = details.startswith("failed to connect")
+        connected = not unreached and self._channel.get_state() == grpc.ChannelConnectivity.READY
         if code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED") or connected:
             return RequestFailed(code, details or "the server gave no reason")
         if self._answered:
