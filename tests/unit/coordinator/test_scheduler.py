@@ -279,7 +279,7 @@ def test_an_answer_for_other_rows_is_refused(
 
 
 def test_an_answer_to_a_step_never_sent_is_refused(make_limits: MakeLimits) -> None:
-    with pytest.raises(ProtocolError, match="step 4 .* no such step"):
+    with pytest.raises(ProtocolError, match=r"step 4 .* no such step"):
         Scheduler(make_limits(), epoch=1).tokens(4, [], [])
 
 

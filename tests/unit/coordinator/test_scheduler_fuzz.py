@@ -1,8 +1,8 @@
 """The scheduler against what it steers: real page pools, and the batch that every rank keeps.
 
-Owners and ranks are `PagePool` and `Batch`, which refuse whatever doesn't fit: a page given twice, a
-slot taken twice, an end of a row that doesn't run, a step out of order. Every rule is a message that
-may come at any time, in any order that a real pool allows.
+Owners and ranks are `PagePool` and `Batch`, which refuse whatever doesn't fit: a page given twice,
+a slot taken twice, an end of a row that doesn't run, a step out of order. Every rule is a message
+that may come at any time, in any order that a real pool allows.
 """
 
 from __future__ import annotations
