@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+settings.register_profile("tknp", deadline=None)  # how long an example takes depends on the machine
+settings.load_profile("tknp")
 
 BYTE_TOKENS = 256
 SPECIAL_TOKENS = ("<s>", "</s>", "<unk>")
