@@ -36,11 +36,11 @@ lint: $(VENV)/dev.stamp ## check style, types and the direction of dependencies
 protos: $(VENV)/dev.stamp ## generate services/tknp/v1 from protos/tknp/v1
 	$(BIN)/python protos/generate.py
 
-bench: $(BENCHES) ## measure speed; results go to build/bench
+bench: $(BENCHES) ## measure speed; results go to build/bench; ARGS go to every benchmark
 
 $(BENCHES): build/bench/%.json: bench/%.py $(VENV)/demo.stamp
 	@mkdir -p $(@D)
-	$(BIN)/python $< --json >$@
+	$(BIN)/python $< --json $(ARGS) >$@
 
 clean: ## remove build results and caches, but not the environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
