@@ -57,11 +57,17 @@ class NodeConfig:
     """A decode node: one address for each of its TP ranks, rank 0 first.
 
     `memory_bytes`: weights plus KV on each rank. Unset: `PoolConfig.kv_memory_bytes` decides.
+    `metrics_addresses`: where each rank serves its metrics; empty: nowhere.
     """
 
     addresses: tuple[str, ...]
     role: Role = "decode-node"
     memory_bytes: int | None = None
+    metrics_addresses: tuple[str, ...] = ()
+
+    def metrics_address(self, t: int) -> str:
+        """Where TP rank `t` serves its metrics; empty: nowhere."""
+        return self.metrics_addresses[t] if self.metrics_addresses else ""
 
 
 @dataclass(frozen=True)
@@ -69,10 +75,16 @@ class PrefillConfig:
     """A prefill replica: one address for each of its TP ranks, rank 0 first.
 
     `data_plane`: HOST:PORT where the ranks meet; needed from two ranks on.
+    `metrics_addresses`: as those of a node.
     """
 
     addresses: tuple[str, ...]
     data_plane: str = ""
+    metrics_addresses: tuple[str, ...] = ()
+
+    def metrics_address(self, t: int) -> str:
+        """Where TP rank `t` serves its metrics; empty: nowhere."""
+        return self.metrics_addresses[t] if self.metrics_addresses else ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,7 @@ class PoolConfig:
     `record`: file that the coordinator writes its scheduling to; empty: none.
     `hold_until`: for benchmarks of decode: prefilled requests wait until so many are ready, then
     join in one step; 0: never.
+    `metrics_address`: where the coordinator serves its metrics; empty: nowhere.
     """
 
     model: str
@@ -120,6 +133,7 @@ class PoolConfig:
     token_file: str | None = None
     api_token_file: str | None = None
     insecure: bool = False
+    metrics_address: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -150,6 +164,7 @@ class PoolConfig:
                 )  # fmt: skip
             for address in node.addresses:
                 check_address(f"nodes[{i}].addresses", address)
+            _check_metrics(f"nodes[{i}]", node)
         for i, replica in enumerate(self.prefill):
             if not replica.addresses:
                 raise InvalidValue(f"prefill[{i}].addresses", [], "give one address a TP rank")
@@ -157,6 +172,9 @@ class PoolConfig:
                 check_address(f"prefill[{i}].addresses", address)
             if len(replica.addresses) > 1:
                 check_address(f"prefill[{i}].data_plane", replica.data_plane)
+            _check_metrics(f"prefill[{i}]", replica)
+        if self.metrics_address:
+            check_address("metrics_address", self.metrics_address)
         for name in ("max_model_len", "page_size", "kv_memory_bytes", "prefill_chunk",
                      "max_batch", "max_queue", "epoch"):  # fmt: skip
             value = getattr(self, name)
@@ -191,6 +209,16 @@ class PoolConfig:
         return self.page_size or (64 if self.device == "cpu" else 256)
 
 
+def _check_metrics(path: str, config: NodeConfig | PrefillConfig) -> None:
+    given, ranks = config.metrics_addresses, len(config.addresses)
+    if given and len(given) != ranks:
+        raise InvalidValue(
+            f"{path}.metrics_addresses", list(given), f"give one a TP rank, {ranks}, or none"
+        )
+    for address in given:
+        check_address(f"{path}.metrics_addresses", address)
+
+
 def _build(cls: type[Any], path: str, data: object) -> Any:
     if not isinstance(data, Mapping):
         raise InvalidValue(path or "file", data, "expected a mapping of settings")
@@ -206,10 +234,11 @@ def _build(cls: type[Any], path: str, data: object) -> Any:
     for key in ("kv_memory_bytes", "memory_bytes"):
         if key in values:
             values[key] = parse_bytes(f"{path}{key}", values[key])
-    if "addresses" in values:
-        if not isinstance(values["addresses"], list | tuple):
-            raise InvalidValue(f"{path}addresses", values["addresses"], "expected a list")
-        values["addresses"] = tuple(values["addresses"])
+    for key in ("addresses", "metrics_addresses"):
+        if key in values:
+            if not isinstance(values[key], list | tuple):
+                raise InvalidValue(f"{path}{key}", values[key], "expected a list")
+            values[key] = tuple(values[key])
     return cls(**values)
 
 

@@ -72,11 +72,16 @@ def pools(draw: st.DrawFn) -> PoolConfig:
                 ranks(tp),
                 draw(st.sampled_from(["decode-node", "decode-root", "attention-owner"])),
                 draw(counts) if sized else None,
+                ranks(draw(st.sampled_from([0, tp]))),
             )
             for _ in range(draw(st.integers(1, 3)))
         ),
         prefill=tuple(
-            PrefillConfig(ranks(count), draw(addresses) if count > 1 else "")
+            PrefillConfig(
+                ranks(count),
+                draw(addresses) if count > 1 else "",
+                ranks(draw(st.sampled_from([0, count]))),
+            )
             for count in draw(st.lists(st.integers(1, 2), min_size=1, max_size=2))
         ),
         dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
@@ -131,6 +136,18 @@ def test_defaults() -> None:
     assert pool.tokens_per_page == 64
     assert pool_from({**MINIMAL, "device": "cuda"}).tokens_per_page == 256
     assert pool_from({**MINIMAL, "device": "cuda", "page_size": 16}).tokens_per_page == 16
+
+
+def test_metrics_addresses_of_ranks() -> None:
+    node = {"addresses": ["a:1", "a:2"], "metrics_addresses": ["127.0.0.1:3", "127.0.0.1:4"]}
+    replica = {"addresses": ["a:1"], "metrics_addresses": ["127.0.0.1:5"]}
+    pool = pool_from({**MINIMAL, "nodes": [node], "prefill": [replica], "insecure": True})
+    assert [pool.nodes[0].metrics_address(t) for t in range(2)] == ["127.0.0.1:3", "127.0.0.1:4"]
+    assert pool.prefill[0].metrics_address(0) == "127.0.0.1:5"
+    without = pool_from(MINIMAL)
+    assert without.metrics_address == ""
+    assert without.nodes[0].metrics_address(0) == ""
+    assert without.prefill[0].metrics_address(0) == ""
 
 
 def test_sizes_are_parsed_wherever_bytes_are_asked_for() -> None:
@@ -250,6 +267,14 @@ def _node(**changes: object) -> dict[str, object]:
         ({"nodes": [_node(memory_bytes="big")]}, "nodes[0].memory_bytes", "512MiB or 2GB"),
         ({"nodes": [_node(memory_bytes=0)]}, "nodes[0].memory_bytes", "at least one byte"),
         ({"nodes": [_node(memory_bytes=9), _node()]}, "nodes[].memory_bytes", "every node or on"),
+        ({"metrics_address": "here"}, "metrics_address", "write HOST:PORT"),
+        ({"nodes": [_node(metrics_addresses="a:1")]}, "nodes[0].metrics_addresses", "a list"),
+        ({"nodes": [_node(metrics_addresses=["x"])]}, "nodes[0].metrics_addresses", "HOST:PORT"),
+        (
+            {"prefill": [_node(metrics_addresses=["a:1", "a:2"])]},
+            "prefill[0].metrics_addresses",
+            "give one a TP rank, 1, or none",
+        ),
         ({"kv_memory_bytes": "lots"}, "kv_memory_bytes", "512MiB or 2GB"),
         ({"kv_memory_bytes": 0}, "kv_memory_bytes", "at least one byte"),
         ({"max_model_len": 0}, "max_model_len", "whole number of at least 1"),
