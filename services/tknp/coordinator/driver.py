@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from tknp.coordinator.limits import Limits
+from tknp.coordinator.metrics import CoordinatorMetrics
 from tknp.coordinator.recording import RecordingScheduler
 from tknp.coordinator.request import Event, Request
 from tknp.coordinator.scheduler import Scheduler
@@ -47,6 +48,7 @@ class Driver:
         self.ready = asyncio.Event()
         self.failed = asyncio.Event()
         self.serving: Serving | None = None
+        self.metrics = CoordinatorMetrics(self)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -96,8 +98,9 @@ class Driver:
             self.phase = Phase.PHASE_WARMING
             scheduler = self._make_scheduler()
             self.serving = Serving(
-                self.pool, self.peers, scheduler, self.counts, self.clock, self.fail
-            )
+                self.pool, self.peers, scheduler, self.counts, self.metrics,
+                self.clock, self.fail,
+            )  # fmt: skip
             self._spawn(self.serving.run())
             await self._warm_up(self.serving)
         except TknpError as error:

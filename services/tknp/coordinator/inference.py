@@ -49,8 +49,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             serving = self._driver.open()
             request = await self._accept(serving, message, arrived_s, context.time_remaining())
-        except TknpError:
+        except TknpError as error:
             self._driver.counts.refused += 1
+            self._driver.metrics.refused(error)
             raise
         name = message.request_id or request.key.request_id
         accepted = pb.Accepted(request_id=name, prompt_tokens=len(request.prompt))

@@ -59,6 +59,7 @@ class Request:
     generated: list[int] = field(default_factory=list)
     placed_s: float = 0.0
     first_token_s: float = 0.0
+    token_s: float = 0.0
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
     @property

@@ -10,6 +10,7 @@ from tknp.config import PoolConfig
 from tknp.coordinator.driver import Driver
 from tknp.coordinator.inference import InferenceService
 from tknp.coordinator.status import StatusService
+from tknp.metrics.http import MetricsServer
 from tknp.model.tokenizer import load_tokenizer
 from tknp.pool import Pool, open_pool
 from tknp.rpc.channel import Server
@@ -27,14 +28,25 @@ SERVICES = (
 
 
 class CoordinatorServer:
-    """Answers status at once; Inference is refused until the pool is ready."""
+    """Answers status at once; Inference is refused until the pool is ready.
+
+    `metrics_address`: where it serves its metrics; None: where the pool file says.
+    """
 
     def __init__(
-        self, pool: Pool, clock: Callable[[], float] = time.monotonic, *, security: Security
+        self,
+        pool: Pool,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        security: Security,
+        metrics_address: str | None = None,
     ) -> None:
         self.driver = Driver(pool, clock, security)
         self._pool = pool
         self._server = Server(pool.config.coordinator, SERVICES, security, public=True)
+        if metrics_address is None:
+            metrics_address = pool.config.metrics_address
+        self._metrics = MetricsServer(self.driver.metrics.registry, metrics_address)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -43,6 +55,7 @@ class CoordinatorServer:
         inference = InferenceService(self.driver, tokenizer, name)
         add_InferenceServicer_to_server(inference, self._server.grpc)
         add_CoordinatorServicer_to_server(StatusService(self.driver, name), self._server.grpc)
+        self._metrics.start()
         await self._server.start()
         self.driver.start()
         self._tasks = [asyncio.create_task(self._health()), asyncio.create_task(self._refresh())]
@@ -59,6 +72,7 @@ class CoordinatorServer:
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
+        await self._metrics.close()
         await self.driver.stop()
         await self._server.stop()
 
@@ -76,11 +90,12 @@ class CoordinatorServer:
             await self.driver.peers.refresh()
 
 
-def serve(config: PoolConfig) -> None:
+def serve(config: PoolConfig, metrics_address: str | None = None) -> None:
     """Serve the coordinator of `config` until SIGTERM or SIGINT, then drain it.
 
-    Raises TknpError when the pool file or the checkpoint is bad, or when the pool fails.
+    `metrics_address` wins over the pool file's. Raises TknpError when the pool file or the
+    checkpoint is bad, or when the pool fails.
     """
     pool = open_pool(config)
     security = read_security(config)
-    run(lambda: CoordinatorServer(pool, security=security))
+    run(lambda: CoordinatorServer(pool, security=security, metrics_address=metrics_address))

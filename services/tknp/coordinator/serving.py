@@ -15,7 +15,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 
+from tknp.coordinator.metrics import CoordinatorMetrics
 from tknp.coordinator.placing import Placer
 from tknp.coordinator.request import Event, Request
 from tknp.coordinator.scheduler import Scheduler
@@ -49,11 +51,13 @@ class Serving:
         peers: Peers,
         scheduler: Scheduler,
         counts: Counts,
+        metrics: CoordinatorMetrics,
         clock: Callable[[], float],
         lost: Callable[[str], None],
     ) -> None:
         self.scheduler = scheduler
         self._counts = counts
+        self._metrics = metrics
         self._clock = clock
         self._placer = Placer(
             pool, peers, scheduler, clock,
@@ -119,15 +123,18 @@ class Serving:
         self._emit(request, token, finish)
 
     def _sampled(self, result: StepResult) -> None:
+        began = perf_counter()
         tokens = list(result.tokens)
         ids = [None if token.error else token.token_id for token in tokens]
         taken = self.scheduler.tokens(result.step, result.slots, ids)
         self._work()
+        launched = perf_counter()
         for row, request, finish in taken:
             if ids[row] is None:
                 self._tell_failure(request, TknpError(tokens[row].error))
             else:
                 self._emit(request, tokens[row], finish)
+        self._metrics.step(launched - began, perf_counter() - launched)
 
     def _finished(self, step: int) -> None:
         self.scheduler.finished(step)
@@ -140,6 +147,7 @@ class Serving:
         self._placer.room()
 
     def _emit(self, request: Request, token: Token, finish: FinishReason.ValueType | None) -> None:
+        self._metrics.token(request, self._clock(), finish is not None)
         request.events.put_nowait(Event((token,), finish))
         if finish is not None:
             if request.pinned is None:

@@ -44,6 +44,7 @@ class PagePool:
     """Pages 1 .. pages-1 of `page_size` tokens each; page 0 is the dummy page.
 
     `clock` returns seconds on any monotonic scale. Not thread-safe: one task owns a pool.
+    `expired`: leases that have ended so far.
     """
 
     def __init__(self, pages: int, page_size: int, clock: Callable[[], float]) -> None:
@@ -57,6 +58,7 @@ class PagePool:
         self._free = FreeRuns(DUMMY_PAGE + 1, pages)
         self._holdings: dict[Key, Holding] = {}
         self._quarantine: dict[Key, Holding] = {}
+        self.expired = 0
 
     @property
     def free_tokens(self) -> int:
@@ -216,6 +218,7 @@ class PagePool:
         keys = [h.key for h in held if h.deadline_s is not None and h.deadline_s <= now]
         for key in keys:
             self.release(key)
+        self.expired += len(keys)
         return keys
 
     def check_integrity(self) -> None:

@@ -126,7 +126,7 @@ GENERATION_TOKENS = Metric(
 
 KV_USAGE = Metric(
     "tknp_kv_usage_ratio", "gauge",
-    "Share of an owner's pages that the coordinator has given to requests, 0 to 1.",
+    "Share of an owner's pages that requests have, or quarantine withholds, 0 to 1.",
     COORDINATOR, ("node",),
 )  # fmt: skip
 KV_CAPACITY = Metric(
@@ -139,8 +139,8 @@ EPOCH = Metric(
 STEPS = Metric("tknp_steps_total", "counter", "Steps launched.", COORDINATOR)
 COORDINATOR_STEP = Metric(
     "tknp_coordinator_step_seconds_total", "counter",
-    "The coordinator's own work on steps: launch (decide and send), result (take the tokens). "
-    "Overlaps the steps of the ranks unless it takes longer than they do.",
+    "The coordinator's own work on steps. launch: from a step's result until what it allows is "
+    "sent, which ranks may wait for. streams: handing its tokens on, which none waits for.",
     COORDINATOR, ("part",),
 )  # fmt: skip
 
@@ -181,7 +181,7 @@ PAGES = Metric(
 )  # fmt: skip
 LEASES_EXPIRED = Metric(
     "tknp_leases_expired_total", "counter",
-    "Reservations that ended because nobody renewed them.", OWNER, ("node",),
+    "Reservations that ended because nobody renewed them; TP rank 0 tells.", OWNER, ("node",),
 )  # fmt: skip
 
 # --- prefill ------------------------------------------------------------------------------------
@@ -192,7 +192,8 @@ PREFILL_REQUESTS = Metric(
 )  # fmt: skip
 PREFILL_TOKENS = Metric(
     "tknp_prefill_tokens_total", "counter",
-    "Prompt tokens computed by a replica, replayed ones too.", PREFILL, ("replica",),
+    "Prompt tokens whose KV a replica has delivered, repeated attempts among them.",
+    PREFILL, ("replica",),
 )  # fmt: skip
 PREFILL_COMPUTE = Metric(
     "tknp_prefill_compute_seconds", "histogram",
@@ -216,7 +217,8 @@ TRANSFER_BYTES = Metric(
 )  # fmt: skip
 TRANSFERS_ABORTED = Metric(
     "tknp_transfers_aborted_total", "counter",
-    "Transfers broken off, by the gRPC status of the cause; cancelled: the caller went away.",
+    "Prompts given up before their owners had all of their KV, by the gRPC status of the cause; "
+    "cancelled: the caller went away.",
     PREFILL, ("replica", "reason"),
 )  # fmt: skip
 

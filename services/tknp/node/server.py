@@ -13,6 +13,7 @@ from tknp.attention_owner.service import OwnerService
 from tknp.config import PoolConfig
 from tknp.decode_root.service import RootService
 from tknp.layout.rank import Rank
+from tknp.metrics.http import MetricsServer
 from tknp.pool import Pool, open_pool
 from tknp.rpc.channel import Server, connect
 from tknp.rpc.process import run
@@ -43,7 +44,10 @@ def data_plane(pool: Pool, rank: Rank, device: torch.device) -> Transport:
 
 
 class NodeServer:
-    """One rank with its port: DecodeRoot where it roots layers, AttentionOwner where it owns."""
+    """One rank with its port: DecodeRoot where it roots layers, AttentionOwner where it owns.
+
+    `metrics_address`: where it serves its metrics; None: where the pool file says.
+    """
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class NodeServer:
         clock: Callable[[], float] = time.monotonic,
         *,
         security: Security,
+        metrics_address: str | None = None,
     ) -> None:
         addresses = pool.config.nodes[rank.node].addresses
         others = addresses[1:] if rank.t == 0 else ()
@@ -64,6 +69,9 @@ class NodeServer:
         if pool.config.nodes[rank.node].role != "decode-root":
             self._names.append(OWNER_SERVICE)
         self._server = Server(addresses[rank.t], self._names, security)
+        if metrics_address is None:
+            metrics_address = pool.config.nodes[rank.node].metrics_address(rank.t)
+        self._metrics = MetricsServer(self.runtime.metrics.registry, metrics_address)
         self._stall = Stall(clock, STALLS_A_TIMEOUT * pool.config.timeout_s)
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
@@ -77,6 +85,7 @@ class NodeServer:
             owner = OwnerService(self.runtime, steps, self._siblings, self._clock)
             add_AttentionOwnerServicer_to_server(owner, self._server.grpc)
             self._tasks.append(asyncio.create_task(owner.tick()))
+        self._metrics.start()
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._prepare()))
         self._tasks.append(asyncio.create_task(self._watch()))
@@ -95,6 +104,7 @@ class NodeServer:
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
+        await self._metrics.close()
         await self._server.stop()
         await asyncio.to_thread(self.runtime.close)
         for channel in self._siblings:
@@ -117,11 +127,13 @@ class NodeServer:
             await self.look()
 
 
-def serve(config: PoolConfig, node: int, tp_rank: int) -> None:
+def serve(config: PoolConfig, node: int, tp_rank: int, metrics_address: str | None = None) -> None:
     """Serve TP rank `tp_rank` of decode node `node` until SIGTERM or SIGINT.
 
-    Raises TknpError when the pool file or the checkpoint is bad, or when the rank fails.
+    `metrics_address` wins over the pool file's. Raises TknpError when the pool file or the
+    checkpoint is bad, or when the rank fails.
     """
     pool = open_pool(config)
     security = read_security(config)
-    run(lambda: NodeServer(pool, Rank(node, tp_rank), security=security))
+    rank = Rank(node, tp_rank)
+    run(lambda: NodeServer(pool, rank, security=security, metrics_address=metrics_address))

@@ -4,6 +4,7 @@ compute.py  one rank: runs chunks, layer by layer, pushing each layer's KV as it
 replica.py  TP rank 0: which chunk is next, the same on every rank of the replica
 service.py  the Prefill service
 server.py   the process
+metrics.py  what a rank measures
 
     Run -> local pages -> Begin at the owners -> chunks -> token; finish -> Complete -> answer
 

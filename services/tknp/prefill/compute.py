@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from tknp.kv.storage import KvStorage
 from tknp.layout.layout import Layout
 from tknp.layout.prefill import derive_chunk
 from tknp.layout.rank import Rank
+from tknp.metrics.instruments import Histogram
 from tknp.model.dense import Dense
 from tknp.sampling.history import RowState
 from tknp.sampling.params import SamplingParams
@@ -61,6 +63,7 @@ class PrefillRank:
 
     `broken(reason)`: called on that thread when the ranks are out of step for good: a chunk failed
     on one of several. `submitted`, `finished`, `layers`: chunks and their layers so far.
+    `seconds`: observes each chunk that is computed.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class PrefillRank:
         max_chunk: int,
         device: torch.device,
         broken: Callable[[str], None],
+        seconds: Histogram,
     ) -> None:
         shard = layout.shard(Rank(0, t))
         self.storage = storage
@@ -82,6 +86,7 @@ class PrefillRank:
         self.finished = 0
         self.layers = 0
         self._broken = broken
+        self._seconds = seconds
         self._layout = layout
         self._t = t
         self._device = device
@@ -119,6 +124,7 @@ class PrefillRank:
 
     @torch.inference_mode()
     def _run(self, chunk: Chunk) -> Drawn | None:
+        began = perf_counter()
         last = chunk.row is not None
         stop = chunk.start + len(chunk.ids)
         table = torch.tensor(chunk.pages, dtype=torch.int32, device=self._device)
@@ -141,6 +147,7 @@ class PrefillRank:
 
         program = derive_chunk(self._layout, len(chunk.ids), self._t, last=last)
         self._executor.run(program, Frame(lambda: ids, attend, draw, feedback=lambda _: None))
+        self._seconds.observe(perf_counter() - began)
         return drawn[0] if drawn else None
 
     def _draw(self, logits: Tensor, row: RowState) -> Drawn:

@@ -24,6 +24,7 @@ from grpc import aio
 from tknp.errors import TknpError, Unavailable
 from tknp.kv.holding import Key
 from tknp.prefill.compute import Drawn, first_row
+from tknp.prefill.metrics import PrefillMetrics
 from tknp.prefill.requests import LocalRequests, Target
 from tknp.rpc.convert import key_to
 from tknp.rpc.ids import pack_ids
@@ -87,6 +88,7 @@ class Replica:
         addresses: Sequence[str],
         one_sided: bool,
         lease_s: float,
+        metrics: PrefillMetrics,
         broken: Callable[[str], None],
     ) -> None:
         self._requests = requests
@@ -94,6 +96,7 @@ class Replica:
         self._chunk_tokens = chunk_tokens
         self._compatibility = compatibility
         self._lease_s = lease_s
+        self._metrics = metrics
         self._writer = f"prefill-{uuid.uuid4().hex[:12]}"
         self._open = channel
         self._owners: dict[str, aio.Channel] = {}
@@ -142,8 +145,12 @@ class Replica:
                 await self._requests.open(job.key, len(job.prompt), target)
             result = await self._deliver(job, target)
             await _each([leader.Complete for leader in leaders], transfer)
+            self._metrics.delivered(
+                len(job.prompt), result.compute_s, result.transfer_s, result.transferred_bytes
+            )
             return result
-        except BaseException:
+        except BaseException as error:
+            self._metrics.aborted(error)
             # The caller may be gone; what must not be cut short runs on its own.
             await asyncio.shield(self._keep(self._abort(job, leaders, transfer)))
             raise

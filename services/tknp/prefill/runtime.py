@@ -21,6 +21,7 @@ from tknp.layout.rank import Rank
 from tknp.model.footprint import footprint
 from tknp.pool import Pool
 from tknp.prefill.compute import Chunk, PrefillRank, first_row
+from tknp.prefill.metrics import PrefillMetrics
 from tknp.prefill.replica import Replica
 from tknp.prefill.requests import LocalRequests
 from tknp.rpc.lifecycle import Lifecycle
@@ -62,6 +63,7 @@ class PrefillRuntime:
             pool.checkpoint.config, model=pool.checkpoint.fingerprint,
             dtype=pool.config.dtype, page_size=pool.page_size,
         )  # fmt: skip
+        self.metrics = PrefillMetrics(self, replica_index)
         self._index = replica_index
         self._siblings = siblings
         self._connect = connect
@@ -103,6 +105,7 @@ class PrefillRuntime:
                 chunk_tokens=config.prefill_chunk, compatibility=self.compatibility,
                 addresses=config.prefill[self._index].addresses,
                 one_sided=self._sender.kind == "nixl", lease_s=config.lease_s, broken=self.fail,
+                metrics=self.metrics,
             )  # fmt: skip
         self.life.enter(Phase.PHASE_READY)
 
@@ -166,6 +169,7 @@ class PrefillRuntime:
             layout, self.t, transport,
             dense=dense, attention=backend.prefill_attention(), storage=storage,
             max_chunk=config.prefill_chunk, device=device, broken=self._broken,
+            seconds=self.metrics.chunks,
         )  # fmt: skip
 
 

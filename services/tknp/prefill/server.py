@@ -12,6 +12,7 @@ import torch
 
 from tknp.config import PoolConfig
 from tknp.layout.rank import Rank
+from tknp.metrics.http import MetricsServer
 from tknp.pool import Pool, open_pool
 from tknp.prefill.runtime import Connect, PrefillRuntime
 from tknp.prefill.service import PrefillService
@@ -40,7 +41,10 @@ def data_plane(pool: Pool, replica: int, t: int, device: torch.device) -> Transp
 
 
 class PrefillServer:
-    """One rank with its port."""
+    """One rank with its port.
+
+    `metrics_address`: where it serves its metrics; None: where the pool file says.
+    """
 
     def __init__(
         self,
@@ -51,17 +55,22 @@ class PrefillServer:
         clock: Callable[[], float] = time.monotonic,
         *,
         security: Security,
+        metrics_address: str | None = None,
     ) -> None:
         addresses = pool.config.prefill[replica].addresses
         channel = partial(connect, security=security)
         self._siblings = [channel(a) for a in (addresses[1:] if t == 0 else ())]
         self.runtime = PrefillRuntime(pool, replica, t, self._siblings, connect_replica, channel)
         self._server = Server(addresses[t], [SERVICE], security)
+        if metrics_address is None:
+            metrics_address = pool.config.prefill[replica].metrics_address(t)
+        self._metrics = MetricsServer(self.runtime.metrics.registry, metrics_address)
         self._stall = Stall(clock, STALLS_A_TIMEOUT * pool.config.timeout_s)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         add_PrefillServicer_to_server(PrefillService(self.runtime), self._server.grpc)
+        self._metrics.start()
         await self._server.start()
         self._tasks = [asyncio.create_task(self._prepare()), asyncio.create_task(self._watch())]
 
@@ -82,6 +91,7 @@ class PrefillServer:
         """Stop. The port closes last: owners take a closed port for the end of all writes."""
         for task in self._tasks:
             task.cancel()
+        await self._metrics.close()
         await self.runtime.close()
         await self._server.stop()
         for channel in self._siblings:
@@ -102,11 +112,18 @@ class PrefillServer:
             await self._server.ready(True)
 
 
-def serve(config: PoolConfig, replica: int, tp_rank: int) -> None:
+def serve(
+    config: PoolConfig, replica: int, tp_rank: int, metrics_address: str | None = None
+) -> None:
     """Serve TP rank `tp_rank` of prefill replica `replica` until SIGTERM or SIGINT.
 
-    Raises TknpError when the pool file or the checkpoint is bad, or when the rank fails.
+    `metrics_address` wins over the pool file's. Raises TknpError when the pool file or the
+    checkpoint is bad, or when the rank fails.
     """
     pool = open_pool(config)
     security = read_security(config)
-    run(lambda: PrefillServer(pool, replica, tp_rank, security=security))
+    run(
+        lambda: PrefillServer(
+            pool, replica, tp_rank, security=security, metrics_address=metrics_address
+        )
+    )

@@ -15,6 +15,7 @@ from tknp.engine.backend import choose_backend
 from tknp.engine.batch import Delta
 from tknp.engine.decode import TORCH_DTYPES, DecodeRank, Outcome
 from tknp.engine.thread import EngineThread
+from tknp.engine.times import StepTimes
 from tknp.errors import Unavailable
 from tknp.kv.pages import PagePool
 from tknp.kv.size import page_bytes
@@ -25,9 +26,10 @@ from tknp.rpc.lifecycle import Lifecycle
 from tknp.transfer.factory import make_receiver
 from tknp.transfer.receiver import Receiver
 from tknp.transfer.windows import WriteWindows
-from tknp.transport.base import Transport
+from tknp.transport.base import Traffic, Transport
 from tknp.v1.common_pb2 import Phase
 from tknp.worker.memory import allocating, measured_kv_bytes
+from tknp.worker.metrics import RankMetrics
 
 log = logging.getLogger(__name__)
 Connect = Callable[[Pool, Rank, torch.device], Transport]
@@ -63,6 +65,7 @@ class DecodeRuntime:
         self.stepped = 0
         self.warm = asyncio.Event()
         self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self.metrics = RankMetrics(self)
         self._thread = EngineThread(f"engine-{rank.node}-{rank.t}")
         self._closing = False
 
@@ -91,6 +94,16 @@ class DecodeRuntime:
     def step_s(self) -> float:
         """Median seconds of recent steps."""
         return statistics.median(self._seconds) if self._seconds else 0.0
+
+    @property
+    def times(self) -> StepTimes | None:
+        """Where the seconds of steps went; None until the data plane is joined."""
+        return self._engine.times if self._engine is not None else None
+
+    @property
+    def sent_bytes(self) -> Traffic:
+        """Payload sent on the data plane so far."""
+        return self._transport.sent_bytes if self._transport is not None else Traffic()
 
     def fail(self, reason: str) -> None:
         """This rank can't go on, and its peers can't wait for it. Called on the event loop."""
@@ -155,4 +168,5 @@ class DecodeRuntime:
         outcome = self._engine.step(delta)
         self.stepped += 1
         self._seconds.append(outcome.seconds)
+        self.metrics.steps.observe(outcome.seconds)
         return outcome
