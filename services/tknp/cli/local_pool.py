@@ -25,6 +25,7 @@ from tknp.cli.ports import check_free, free_ports
 from tknp.cli.processes import Command, Interrupted, ProcessDied, Supervisor
 from tknp.cli.readiness import wait_until_ready
 from tknp.cli.serve import inherited_environment, serve_argv
+from tknp.cli.watch import beside, lost, stopped
 from tknp.client import Client
 from tknp.config import NodeConfig, PoolConfig, PrefillConfig, pool_from, write_pool
 from tknp.errors import InvalidValue, TknpError
@@ -151,6 +152,16 @@ class RunningPool:
     pids: Mapping[str, int]
     status: Status
     supervisor: Supervisor
+    client: Client
+
+    async def run(self) -> None:
+        """For as long as the pool is well.
+
+        Raises Unavailable naming the process that is stopped, silent or has failed, ProcessDied
+        and Interrupted as `Supervisor.guard` does.
+        """
+        watches = beside(lost(self.client), stopped(self.supervisor.children))
+        await self.supervisor.guard(watches)
 
     @property
     def pool_file(self) -> Path:
@@ -189,8 +200,9 @@ async def running(
             pids = {}
             for command in commands(pool, pool_file, inherited_environment()):
                 pids[command.name] = (await supervisor.start(command)).pid
-            status = await supervisor.guard(wait_until_ready(client, console, ready_timeout_s))
-            yield RunningPool(pool, client.target, directory, pids, status, supervisor)
+            waiting = wait_until_ready(client, console, ready_timeout_s)
+            status = await supervisor.guard(beside(waiting, stopped(supervisor.children)))
+            yield RunningPool(pool, client.target, directory, pids, status, supervisor, client)
         clean = True
     except Interrupted:
         clean = True

@@ -130,7 +130,7 @@ async def _up(
                 announce(out(), pool_up)
             processes = plural(len(pool_up.pids), "process", "processes")
             try:
-                await pool_up.supervisor.guard(asyncio.Event().wait())
+                await pool_up.run()
             finally:
                 console.print(f"\n[dim]stopping {processes}[/]")
     except Interrupted as stop:

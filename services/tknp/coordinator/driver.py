@@ -20,11 +20,13 @@ from tknp.coordinator.recording import RecordingScheduler
 from tknp.coordinator.request import Event, Request
 from tknp.coordinator.scheduler import Scheduler
 from tknp.coordinator.serving import Counts, Serving
+from tknp.coordinator.silence import Silence
 from tknp.coordinator.startup import Peers
 from tknp.errors import TknpError, Unavailable
 from tknp.kv.holding import Key
 from tknp.pool import Pool
 from tknp.rpc.security import Security
+from tknp.rpc.stall import STALLS_A_TIMEOUT, Stall
 from tknp.sampling.params import SamplingParams
 from tknp.v1.common_pb2 import Phase
 
@@ -47,6 +49,9 @@ class Driver:
         self.counts = Counts()
         self.ready = asyncio.Event()
         self.failed = asyncio.Event()
+        self.hung = False
+        self._silence = Silence(clock)
+        self._stall = Stall(clock, STALLS_A_TIMEOUT * pool.config.timeout_s)
         self.serving: Serving | None = None
         self.metrics = CoordinatorMetrics(self)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,9 +97,26 @@ class Driver:
         if self.serving is not None:
             self.serving.fail_all(reason)
 
+    async def look(self) -> None:
+        """Ask how the pool's processes are; a decode rank that is silent is the pool's end.
+
+        A prefill replica that is silent is only not used until it answers again.
+        """
+        await self.peers.refresh()
+        silent = self._silence.look(self.peers.all)
+        decode = [peer for ranks in self.peers.nodes for peer in ranks if peer in silent]
+        for peer in decode:
+            self.fail(f"{peer.name} at {peer.address} {peer.progress.error}")
+        if self.serving is not None:
+            scheduler = self.serving.scheduler
+            hung = self._stall.look(scheduler.in_flight > 0, scheduler.steps - scheduler.in_flight)
+            if hung:
+                self.hung = True
+                self.fail(f"step {scheduler.steps - scheduler.in_flight} hangs: {hung}")
+
     async def _prepare(self) -> None:
         try:
-            await self.peers.ready()
+            await self.peers.ready(self._silence.look)
             self.phase = Phase.PHASE_WARMING
             scheduler = self._make_scheduler()
             self.serving = Serving(

@@ -21,6 +21,7 @@ from tknp.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from tknp.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 
 _REFRESH_S = 1.0
+_LINGER_S = 1.0
 SERVICES = (
     inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
     coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name,
@@ -46,7 +47,8 @@ class CoordinatorServer:
         self._server = Server(pool.config.coordinator, SERVICES, security, public=True)
         if metrics_address is None:
             metrics_address = pool.config.metrics_address
-        self._metrics = MetricsServer(self.driver.metrics.registry, metrics_address)
+        registry = self.driver.metrics.registry
+        self._metrics = MetricsServer(registry, metrics_address, pool.config.tls_files)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -61,7 +63,9 @@ class CoordinatorServer:
         self._tasks = [asyncio.create_task(self._health()), asyncio.create_task(self._refresh())]
 
     async def failed(self) -> str:
+        """Wait until the pool can't go on, and until whoever follows it could ask why."""
         await self.driver.failed.wait()
+        await asyncio.sleep(_LINGER_S)
         return self.driver.error
 
     async def drain(self) -> None:
@@ -81,13 +85,14 @@ class CoordinatorServer:
         await self._server.ready(True)
         await self.driver.failed.wait()
         await self._server.ready(False)
+        await self._server.live(not self.driver.hung)
 
     async def _refresh(self) -> None:
-        """Keep what status shows of the processes fresh once they all run."""
+        """Keep what is known of the processes fresh once they all run."""
         await self.driver.ready.wait()
-        while True:
+        while not self.driver.failed.is_set():
             await asyncio.sleep(_REFRESH_S)
-            await self.driver.peers.refresh()
+            await self.driver.look()
 
 
 def serve(config: PoolConfig, metrics_address: str | None = None) -> None:
@@ -96,6 +101,8 @@ def serve(config: PoolConfig, metrics_address: str | None = None) -> None:
     `metrics_address` wins over the pool file's. Raises TknpError when the pool file or the
     checkpoint is bad, or when the pool fails.
     """
+    if metrics_address:
+        config.check_metrics("metrics_address", metrics_address)
     pool = open_pool(config)
     security = read_security(config)
     run(lambda: CoordinatorServer(pool, security=security, metrics_address=metrics_address))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -29,7 +29,7 @@ from tknp.v1.prefill_pb2_grpc import PrefillStub
 
 log = logging.getLogger(__name__)
 _POLL_S = 0.2
-_DESCRIBE_S = 5.0
+_DESCRIBE_S = 2.0
 _WORKING = (Phase.PHASE_WARMING, Phase.PHASE_READY)  # a decode rank is warm after its first step
 _ABSENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -88,13 +88,16 @@ class Peers:
         prefill = [self.ask_prefill(ranks) for ranks in self.prefill]
         await asyncio.gather(*decode, *prefill)
 
-    async def ready(self) -> None:
+    async def ready(self, silent: Callable[[Iterable[Peer]], Iterable[Peer]]) -> None:
         """Wait until all are READY and fit together.
 
-        Raises Unavailable when one reports a failure, ProtocolError when one belongs elsewhere.
+        `silent`: which of them have stopped answering, see `tknp.coordinator.silence`; asked after
+        each round. Raises Unavailable when one reports a failure or is silent, ProtocolError when
+        one belongs elsewhere.
         """
         while True:
             await self.refresh()
+            silent(self.all)
             for peer in self.all:
                 if peer.misfit:
                     raise ProtocolError(f"{peer.name} at {peer.address}: {peer.misfit}")
