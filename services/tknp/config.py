@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from tknp.errors import InvalidValue
-from tknp.exposure import check_exposure
+from tknp.exposure import check_exposure, is_loopback
 from tknp.model.config import DType, check_dtype
 
 Role = Literal["decode-node", "decode-root", "attention-owner"]
@@ -164,7 +164,7 @@ class PoolConfig:
                 )  # fmt: skip
             for address in node.addresses:
                 check_address(f"nodes[{i}].addresses", address)
-            _check_metrics(f"nodes[{i}]", node)
+            self._check_metrics(f"nodes[{i}]", node)
         for i, replica in enumerate(self.prefill):
             if not replica.addresses:
                 raise InvalidValue(f"prefill[{i}].addresses", [], "give one address a TP rank")
@@ -172,9 +172,9 @@ class PoolConfig:
                 check_address(f"prefill[{i}].addresses", address)
             if len(replica.addresses) > 1:
                 check_address(f"prefill[{i}].data_plane", replica.data_plane)
-            _check_metrics(f"prefill[{i}]", replica)
+            self._check_metrics(f"prefill[{i}]", replica)
         if self.metrics_address:
-            check_address("metrics_address", self.metrics_address)
+            self.check_metrics("metrics_address", self.metrics_address)
         for name in ("max_model_len", "page_size", "kv_memory_bytes", "prefill_chunk",
                      "max_batch", "max_queue", "epoch"):  # fmt: skip
             value = getattr(self, name)
@@ -205,18 +205,34 @@ class PoolConfig:
         return len(self.nodes[0].addresses)
 
     @property
+    def tls_files(self) -> tuple[str, str, str] | None:
+        """Certificate, key and CA; None without TLS."""
+        if self.tls_cert and self.tls_key and self.tls_ca:
+            return self.tls_cert, self.tls_key, self.tls_ca
+        return None
+
+    def check_metrics(self, field_name: str, address: str) -> None:
+        """Raise InvalidValue unless metrics may be served at `address`."""
+        check_address(field_name, address)
+        if not (is_loopback(address) or self.tls_files or self.insecure):
+            raise InvalidValue(
+                field_name, address, "would be open to anybody: use a loopback address, set "
+                "tls_cert, tls_key and tls_ca, or, where the network itself keeps others out, "
+                "insecure: true",
+            )  # fmt: skip
+
+    def _check_metrics(self, path: str, group: NodeConfig | PrefillConfig) -> None:
+        given, ranks = group.metrics_addresses, len(group.addresses)
+        if given and len(given) != ranks:
+            raise InvalidValue(
+                f"{path}.metrics_addresses", list(given), f"give one a TP rank, {ranks}, or none"
+            )
+        for address in given:
+            self.check_metrics(f"{path}.metrics_addresses", address)
+
+    @property
     def tokens_per_page(self) -> int:
         return self.page_size or (64 if self.device == "cpu" else 256)
-
-
-def _check_metrics(path: str, config: NodeConfig | PrefillConfig) -> None:
-    given, ranks = config.metrics_addresses, len(config.addresses)
-    if given and len(given) != ranks:
-        raise InvalidValue(
-            f"{path}.metrics_addresses", list(given), f"give one a TP rank, {ranks}, or none"
-        )
-    for address in given:
-        check_address(f"{path}.metrics_addresses", address)
 
 
 def _build(cls: type[Any], path: str, data: object) -> Any:

@@ -150,6 +150,19 @@ def test_metrics_addresses_of_ranks() -> None:
     assert without.prefill[0].metrics_address(0) == ""
 
 
+def test_metrics_beyond_loopback_take_tls_or_insecure() -> None:
+    node = {"addresses": ["127.0.0.1:2"], "metrics_addresses": ["10.0.0.1:3"]}
+    given = {**MINIMAL, "nodes": [node]}
+    assert _refusal(given).field == "nodes[0].metrics_addresses"
+    tls = {"tls_cert": "cert.pem", "tls_key": "key.pem", "tls_ca": "ca.pem"}
+    assert pool_from({**given, **tls}).tls_files == ("cert.pem", "key.pem", "ca.pem")
+    pool = pool_from({**given, "insecure": True})
+    assert pool.tls_files is None
+    pool.check_metrics("metrics_address", "10.0.0.1:4")
+    with pytest.raises(InvalidValue, match=r"metrics_address=.*would be open to anybody"):
+        pool_from(MINIMAL).check_metrics("metrics_address", "10.0.0.1:4")
+
+
 def test_sizes_are_parsed_wherever_bytes_are_asked_for() -> None:
     nodes = [{**node, "memory_bytes": "2GiB"} for node in MINIMAL["nodes"]]
     pool = pool_from({**MINIMAL, "nodes": nodes, "kv_memory_bytes": "512MiB"})
@@ -268,6 +281,7 @@ def _node(**changes: object) -> dict[str, object]:
         ({"nodes": [_node(memory_bytes=0)]}, "nodes[0].memory_bytes", "at least one byte"),
         ({"nodes": [_node(memory_bytes=9), _node()]}, "nodes[].memory_bytes", "every node or on"),
         ({"metrics_address": "here"}, "metrics_address", "write HOST:PORT"),
+        ({"metrics_address": "0.0.0.0:1"}, "metrics_address", "would be open to anybody"),
         ({"nodes": [_node(metrics_addresses="a:1")]}, "nodes[0].metrics_addresses", "a list"),
         ({"nodes": [_node(metrics_addresses=["x"])]}, "nodes[0].metrics_addresses", "HOST:PORT"),
         (

@@ -11,8 +11,9 @@ _HEAD = """\
 
 Every service serves `GET /metrics` in Prometheus' formats once it is given an address:
 `metrics_address` of the pool file for the coordinator, `metrics_addresses` of a node or a prefill
-replica for its TP ranks, one each. Without an address nothing listens. The port asks for no
-credentials: bind it to loopback, or to a network that only the scraper reaches.
+replica for its TP ranks, one each. Without an address nothing listens. With `tls_cert`, `tls_key`
+and `tls_ca` it is HTTPS, and the scraper has to show a certificate of that CA; without them only
+loopback addresses are accepted, others with `insecure: true` where the network keeps others out.
 
 Ratios lie in 0..1, times are in seconds. No service repeats another's metrics, so sums over all
 targets count nothing twice. A decode node exposes the rows of decode-root and attention-owner.

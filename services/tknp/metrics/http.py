@@ -6,13 +6,14 @@
 
 Families are collected on the event loop, which owns what readers look at, and rendered on the
 server's thread. A loop that doesn't answer in time fails the scrape with status 500 and nothing
-else. The port shows no prompts and takes no input, but anybody may read it: bind it to loopback or
-to a network that only the scraper reaches.
+else. The port shows no prompts and takes no input. With TLS it answers only who shows a certificate
+of the CA; without, whoever reaches it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -32,12 +33,16 @@ _SCRAPE_S = 5.0
 class MetricsServer:
     """Serves `registry` at HOST:PORT `address`, or nowhere where that is empty.
 
-    `start` and `close` belong to the event loop whose state the registry reads.
+    `tls`: PEM files of certificate, key, and the CA of those who may read. `start` and `close`
+    belong to the event loop whose state the registry reads.
     """
 
-    def __init__(self, registry: Registry, address: str) -> None:
+    def __init__(
+        self, registry: Registry, address: str, tls: tuple[str, str, str] | None = None
+    ) -> None:
         self._registry = registry
         self._address = address
+        self._tls = tls
         self._running: tuple[WSGIServer, Thread] | None = None
 
     def start(self) -> None:
@@ -45,12 +50,20 @@ class MetricsServer:
         if not self._address:
             return
         host, _, port = self._address.rpartition(":")
+        cert, key, ca = self._tls or (None, None, None)
         collectors = CollectorRegistry()
         collectors.register(_OnLoop(self._registry, asyncio.get_running_loop()))
         try:
-            self._running = start_http_server(int(port), host.strip("[]"), collectors)
+            self._running = start_http_server(
+                int(port), host.strip("[]"), collectors, certfile=cert, keyfile=key,
+                client_cafile=ca, client_auth_required=ca is not None,
+            )  # fmt: skip
         except OSError as error:
             raise Unavailable(f"cannot serve metrics on {self._address}: {error}") from error
+        listener = self._running[0].socket
+        if isinstance(listener, ssl.SSLSocket):
+            # Else a client that is silent after connecting holds up all others, and `close`.
+            listener.do_handshake_on_connect = False  # type: ignore[attr-defined]
 
     async def close(self) -> None:
         """Close the port, within half a second. Scrapes under way may be cut short."""

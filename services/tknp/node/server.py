@@ -71,7 +71,8 @@ class NodeServer:
         self._server = Server(addresses[rank.t], self._names, security)
         if metrics_address is None:
             metrics_address = pool.config.nodes[rank.node].metrics_address(rank.t)
-        self._metrics = MetricsServer(self.runtime.metrics.registry, metrics_address)
+        registry = self.runtime.metrics.registry
+        self._metrics = MetricsServer(registry, metrics_address, pool.config.tls_files)
         self._stall = Stall(clock, STALLS_A_TIMEOUT * pool.config.timeout_s)
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
@@ -133,6 +134,8 @@ def serve(config: PoolConfig, node: int, tp_rank: int, metrics_address: str | No
     `metrics_address` wins over the pool file's. Raises TknpError when the pool file or the
     checkpoint is bad, or when the rank fails.
     """
+    if metrics_address:
+        config.check_metrics("metrics_address", metrics_address)
     pool = open_pool(config)
     security = read_security(config)
     rank = Rank(node, tp_rank)

@@ -64,7 +64,8 @@ class PrefillServer:
         self._server = Server(addresses[t], [SERVICE], security)
         if metrics_address is None:
             metrics_address = pool.config.prefill[replica].metrics_address(t)
-        self._metrics = MetricsServer(self.runtime.metrics.registry, metrics_address)
+        registry = self.runtime.metrics.registry
+        self._metrics = MetricsServer(registry, metrics_address, pool.config.tls_files)
         self._stall = Stall(clock, STALLS_A_TIMEOUT * pool.config.timeout_s)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -120,6 +121,8 @@ def serve(
     `metrics_address` wins over the pool file's. Raises TknpError when the pool file or the
     checkpoint is bad, or when the rank fails.
     """
+    if metrics_address:
+        config.check_metrics("metrics_address", metrics_address)
     pool = open_pool(config)
     security = read_security(config)
     run(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -21,12 +23,15 @@ def address() -> str:
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
-async def get(address: str, path: str = "/metrics", accept: str = "") -> tuple[str, str]:
+async def get(
+    address: str, path: str = "/metrics", accept: str = "", tls: ssl.SSLContext | None = None
+) -> tuple[str, str]:
     """Content type and body."""
 
     def blocking() -> tuple[str, str]:
-        request = urllib.request.Request(f"http://{address}{path}", headers={"Accept": accept})
-        with urllib.request.urlopen(request, timeout=30) as response:
+        url = f"{'https' if tls else 'http'}://{address}{path}"
+        request = urllib.request.Request(url, headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=30, context=tls) as response:
             return response.headers["Content-Type"], response.read().decode()
 
     return await asyncio.to_thread(blocking)
@@ -108,6 +113,29 @@ async def test_a_taken_port_is_refused_and_free_after_close(address: str) -> Non
         await second.close()
     with pytest.raises(urllib.error.URLError):
         await get(address)
+
+
+async def test_with_tls_only_certificates_of_the_ca_are_answered(
+    address: str, secured: dict[str, str]
+) -> None:
+    tls = secured["tls_cert"], secured["tls_key"], secured["tls_ca"]
+    server = MetricsServer(Registry("coordinator"), address, tls)
+    stranger = ssl.create_default_context(cafile=secured["tls_ca"])
+    member = ssl.create_default_context(cafile=secured["tls_ca"])
+    member.load_cert_chain(secured["tls_cert"], secured["tls_key"])
+    host, port = address.split(":")
+    server.start()
+    _, silent = await asyncio.open_connection(host, int(port))  # must hold up nobody
+    try:
+        assert 'service="coordinator"' in (await get(address, tls=member))[1]
+        with pytest.raises((urllib.error.URLError, OSError)):
+            await get(address, tls=stranger)
+        with pytest.raises((urllib.error.URLError, OSError, http.client.HTTPException)):
+            await get(address)
+        assert 'service="coordinator"' in (await get(address, tls=member))[1]
+    finally:
+        await server.close()
+        silent.close()
 
 
 async def test_without_an_address_nothing_is_served() -> None:
