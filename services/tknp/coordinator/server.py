@@ -103,8 +103,6 @@ def serve(config: PoolConfig, metrics_address: str | None = None) -> None:
     """
     if metrics_address:
         config.check_metrics("metrics_address", metrics_address)
-    if metrics_address:
-        config.check_metrics("metrics_address", metrics_address)
     pool = open_pool(config)
     security = read_security(config)
     run(lambda: CoordinatorServer(pool, security=security, metrics_address=metrics_address))
