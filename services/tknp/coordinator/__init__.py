@@ -13,6 +13,7 @@ steps.py        for all: steps to the nodes, results back
 recording.py  what the scheduler was told and decided, as a file; replay.py runs it again
 inference.py  the public service
 status.py     the service that operators ask
+metrics.py    what it measures
 server.py     the process
 
     submit -> QUEUED -> place -> PLACED: Reserve, Prefill.Run -> first token -> READY
