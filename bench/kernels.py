@@ -111,7 +111,8 @@ class Model:
         self.kv = KvStorage(
             config.layers, pages, config.kv_heads, PAGE_TOKENS, config.head_dim, torch.bfloat16
         )
-        self.kv.data.normal_()
+        self.kv.data[0].normal_()
+        self.kv.data[1:] = self.kv.data[0]
         self.scattered = 1 + torch.randperm(pages - 1).int()
 
     def tables(self, batch: int, context: int) -> Tensor:
