@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tknp.engine.batch import Admit, Delta
-from tknp.errors import InvalidValue, TknpError
+from tknp.errors import TknpError
 from tknp.kv.holding import Key
+from tknp.rpc.checks import check_name
 from tknp.rpc.ids import pack_ids, unpack_ids
 from tknp.sampling.params import SamplingParams
 from tknp.v1 import common_pb2, step_pb2
@@ -20,9 +21,7 @@ def key_to(key: Key) -> common_pb2.RequestKey:
 
 
 def key_from(message: common_pb2.RequestKey) -> Key:
-    if not message.request_id:
-        raise InvalidValue("key.request_id", "", "must not be empty")
-    return Key(message.request_id, message.attempt)
+    return Key(check_name("key.request_id", message.request_id), message.attempt)
 
 
 def sampling_to(params: SamplingParams) -> common_pb2.Sampling:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
-from tknp.errors import InvalidValue, ProtocolError
+from tknp.errors import InvalidValue, ProtocolError, TknpError
 from tknp.model.shard import Shard
 from tknp.transfer.base import Kind, Link, Path
 from tknp.transfer.plan import Route, reach, routes
@@ -23,8 +23,24 @@ class RoutedPush:
         self._layers = layers
         self._local = local
         self._kept = kept
+        self._failure: TknpError | None = None
 
     def push(self, layer: int, start: int, stop: int) -> None:
+        try:
+            self._push(layer, start, stop)
+        except TknpError as error:
+            self._failure = self._failure or error
+            raise
+
+    async def finish(self) -> int:
+        if self._failure is not None:
+            raise self._failure
+        return sum(await _all([link.finish() for link in self._links]))
+
+    async def abort(self) -> None:
+        await _all([link.abort() for link in self._links])
+
+    def _push(self, layer: int, start: int, stop: int) -> None:
         if layer not in self._layers:
             raise InvalidValue(
                 "layer", layer, f"this rank computes [{self._layers.start}, {self._layers.stop})"
@@ -41,12 +57,6 @@ class RoutedPush:
             )
         for link in self._links:
             link.send(layer, start, stop)
-
-    async def finish(self) -> int:
-        return sum(await _all([link.finish() for link in self._links]))
-
-    async def abort(self) -> None:
-        await _all([link.abort() for link in self._links])
 
 
 class RoutedSender:
