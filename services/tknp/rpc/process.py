@@ -52,31 +52,32 @@ class _Signals:
         await self._come.get()
 
 
-async def _first(*waits: Coroutine[Any, Any, None]) -> None:
-    """Wait until one of `waits` is done, raise what it raised, cancel the others."""
+async def _first(failure: asyncio.Task[str], *waits: Coroutine[Any, Any, None]) -> None:
+    """Wait until one of `waits` is done, and cancel the others; raises ServiceFailed on failure."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        done, _ = await asyncio.wait([failure, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        if failure in done:
+            raise ServiceFailed(failure.result())
+        for task in tasks:
+            if task in done:
+                task.result()
     finally:
         for task in tasks:
             task.cancel()
 
 
-async def _fail(service: Service) -> None:
-    raise ServiceFailed(await service.failed())
-
-
 async def _run(make: Callable[[], Service]) -> None:
     signals = _Signals()
     service = make()
+    failure = asyncio.create_task(service.failed())
     try:
         await service.start()
-        await _first(_fail(service), signals.next())
+        await _first(failure, signals.next())
         if isinstance(service, Drains):
-            await _first(_fail(service), signals.next(), service.drain())
+            await _first(failure, signals.next(), service.drain())
     finally:
+        failure.cancel()
         await service.stop()
 
 
