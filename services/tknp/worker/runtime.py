@@ -137,20 +137,21 @@ class DecodeRuntime:
         )  # fmt: skip
         self._dense = self.backend.dense(weights) if len(shard.layers) else None
         measured = measured_kv_bytes(self.device)
-        self.pages = pool.pages(self.rank.node, measured)
-        if self.pages:
+        pages = pool.pages(self.rank.node, measured)
+        if pages:
             page = page_bytes(shard.config, pool.config.dtype, pool.layout.tp, pool.page_size)
-            with allocating(f"{self.pages} KV pages", self.pages * page, self.device):
+            with allocating(f"{pages} KV pages", pages * page, self.device):
                 self.storage = KvStorage(
-                    shard.config.layers, self.pages, len(shard.kv_heads), pool.page_size,
+                    shard.config.layers, pages, len(shard.kv_heads), pool.page_size,
                     shard.config.head_dim, dtype, self.device,
                 )  # fmt: skip
+            self.pages = pages
             self.receiver = make_receiver(
                 pool.config.kv_transfer, self.storage, range(shard.config.layers),
                 shard.kv_heads, self.windows,
             )  # fmt: skip
             if self.rank.t == 0:
-                self.books = PagePool(self.pages, pool.page_size, self._clock)
+                self.books = PagePool(pages, pool.page_size, self._clock)
 
     def _join(self) -> None:
         pool = self.pool
