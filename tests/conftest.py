@@ -153,6 +153,7 @@ def make_pool() -> Callable[..., Any]:
                 {"addresses": addresses(prefill_tp), "data_plane": addresses(1)[0]}
                 for _ in range(prefill)
             ],
+            "dtype": "float32",
             "interface": "lo",
             "timeout_s": 60.0,
         }

@@ -110,7 +110,7 @@ class PoolConfig:
     data_plane: str
     nodes: tuple[NodeConfig, ...]
     prefill: tuple[PrefillConfig, ...]
-    dtype: DType = "float32"
+    dtype: DType = "bfloat16"
     device: Literal["cpu", "cuda"] = "cpu"
     kv_memory_bytes: int | None = None
     max_model_len: int | None = None

@@ -5,9 +5,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tknp.attention.base import AttentionShape, DecodeRows
-from tknp.kernels import available
 from tknp.kernels.decode import KernelDecodeAttention
 from tknp.kernels.dense import KernelDense
+from tknp.kernels.library import available
 from tknp.kernels.prefill import KernelPrefillAttention
 from tknp.kv.storage import KvStorage
 from tknp.model.checkpoint import open_checkpoint

@@ -131,7 +131,7 @@ def test_json_is_read(tmp_path: Path) -> None:
 def test_defaults() -> None:
     pool = pool_from(MINIMAL)
     assert pool.tp == 1
-    assert pool.dtype == "float32"
+    assert pool.dtype == "bfloat16"
     assert pool.nodes[0].role == "decode-node"
     assert pool.tokens_per_page == 64
     assert pool_from({**MINIMAL, "device": "cuda"}).tokens_per_page == 256

@@ -9,6 +9,7 @@ it. Its directory is removed then, except after a failure, where the logs are wh
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -76,22 +77,31 @@ class LocalPool:
             given.setdefault("kv_memory_bytes", DEFAULT_KV_MEMORY_BYTES)
         if self.port:
             check_free("port", self.host, self.port)
-        ports = iter(free_ports(self.compute_ranks + self.prefill + 2))
+        # Services, their metrics, and where the ranks of the pool and of each replica meet.
+        ports = iter(free_ports(2 * (self.compute_ranks + 1) + self.prefill + 1))
 
         def addresses(count: int) -> tuple[str, ...]:
             return tuple(f"{LOOPBACK}:{next(ports)}" for _ in range(count))
 
-        memories = self.memories or (None,) * self.nodes
+        nodes = [
+            NodeConfig(addresses(self.tp), memory_bytes=m, metrics_addresses=addresses(self.tp))
+            for m in self.memories or (None,) * self.nodes
+        ]
+        replicas = [
+            PrefillConfig(
+                addresses(self.prefill_tp), addresses(1)[0],
+                metrics_addresses=addresses(self.prefill_tp),
+            )
+            for _ in range(self.prefill)
+        ]  # fmt: skip
         return pool_from(
             {
                 "model": self.model,
                 "coordinator": f"{self.host}:{self.port or next(ports)}",
+                "metrics_address": addresses(1)[0],
                 "data_plane": addresses(1)[0],
-                "nodes": [_plain(NodeConfig(addresses(self.tp), memory_bytes=m)) for m in memories],
-                "prefill": [
-                    _plain(PrefillConfig(addresses(self.prefill_tp), addresses(1)[0]))
-                    for _ in range(self.prefill)
-                ],
+                "nodes": [_plain(node) for node in nodes],
+                "prefill": [_plain(replica) for replica in replicas],
                 **given,
             }
         )
@@ -114,6 +124,18 @@ def check(pool: PoolConfig) -> None:
     except InvalidValue as error:
         setting = re.sub(r"\[\d+\]", "", error.field)
         raise InvalidValue(FLAGS.get(setting, error.field), error.value, error.remedy) from error
+
+
+async def prepare_kernels(pool: PoolConfig, console: Console) -> None:
+    """Compile the CPU kernels that `pool` will use, before its ranks wait for them."""
+    from tknp.kernels.build import prepare
+
+    if pool.device != "cpu" or pool.dtype != "bfloat16":
+        return
+    try:
+        await asyncio.to_thread(prepare)
+    except TknpError as error:
+        console.print(f"[yellow]bfloat16 runs without compiled kernels, slowly:[/] {error}")
 
 
 def cores() -> int:
@@ -197,6 +219,7 @@ async def running(
     clean = False
     try:
         async with Supervisor(logs) as supervisor, client_of(pool) as client:
+            await supervisor.guard(prepare_kernels(pool, console))
             pids = {}
             for command in commands(pool, pool_file, inherited_environment()):
                 pids[command.name] = (await supervisor.start(command)).pid

@@ -117,6 +117,12 @@ _POOL_SETTINGS: dict[str, dict[str, Any]] = {
         "metavar": "SECONDS",
         "help": "Life of a reservation whose other side is silent.",
     },
+    "--drain-s": {
+        "type": float,
+        "metavar": "SECONDS",
+        "help": "How long open requests may go on after SIGTERM.",
+    },
+    "--record": {"type": FILE, "help": "Write every scheduling decision there; see replay."},
     "--epoch": {"type": POSITIVE, "help": "Number of this membership of the pool."},
     "--interface": {"help": "Network interface of the data plane."},
     "--tls-cert": {"type": FILE, "help": "PEM certificate of every service."},

@@ -86,8 +86,8 @@ def announce(console: Console, pool: RunningPool) -> None:
     """Endpoints, nodes and what to try next."""
     places = Table.grid(padding=(0, 2))
     for name, value in (
-        ("inference", pool.target), ("pool file", str(pool.pool_file)),
-        ("logs", str(pool.directory / "logs")),
+        ("inference", pool.target), ("metrics", f"http://{pool.pool.metrics_address}/metrics"),
+        ("pool file", str(pool.pool_file)), ("logs", str(pool.directory / "logs")),
     ):  # fmt: skip
         places.add_row(Text(f"  {name}", style="dim"), Text(value, overflow="fold"))
     console.print()

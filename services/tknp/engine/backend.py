@@ -17,7 +17,7 @@ from tknp.attention.base import AttentionShape, DecodeAttention, RopeTable
 from tknp.attention.factory import decode_attention
 from tknp.attention.prefill import PrefillAttention
 from tknp.errors import InvalidValue
-from tknp.kernels import available
+from tknp.kernels.library import available
 from tknp.kernels.decode import KernelDecodeAttention, check_rope
 from tknp.kernels.dense import KernelDense
 from tknp.kernels.prefill import KernelPrefillAttention

@@ -12,7 +12,3 @@ Where `available()` says no (no g++, no AVX2, TKNP_KERNELS=off), callers take th
 user its reason. Results depend on neither the batch, nor the pages, nor the number of threads, bit
 for bit; they do depend on the instruction set, so the processes of one pool must agree on it.
 """
-
-from tknp.kernels.library import Availability, available, load
-
-__all__ = ["Availability", "available", "load"]

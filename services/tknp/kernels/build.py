@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tknp.errors import Unavailable
-from tknp.kernels.isa import Isa
+from tknp.kernels.isa import Isa, chosen_isa
 
 SOURCES = Path(__file__).parent / "csrc"
 # No contraction: keys are rotated to the same bits as by torch.
@@ -58,6 +58,14 @@ def find_compiler() -> str:
         if path and "Free Software Foundation" in _output([path, "--version"]):
             return path
     raise Unavailable("no C++ compiler: install g++ (GCC 11 or later), or set CXX to one")
+
+
+def prepare() -> Path:
+    """Path of the library for this machine, compiled now unless the user's cache has it.
+
+    Needs no torch. Unavailable if this machine can't have the kernels.
+    """
+    return build(chosen_isa(), user_cache())
 
 
 def build(isa: Isa, cache: Path, sources: Path = SOURCES) -> Path:

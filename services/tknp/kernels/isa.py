@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+
+from tknp.errors import InvalidValue, Unavailable
 
 
 @dataclass(frozen=True)
@@ -41,3 +44,28 @@ def cpu_features() -> frozenset[str]:
 def best_isa(features: frozenset[str]) -> Isa | None:
     """The fastest instruction set that `features` allow."""
     return next((isa for isa in ISAS if isa.needs <= features), None)
+
+
+def chosen_isa() -> Isa:
+    """The instruction set to compile for. Unavailable if this machine can't have the kernels.
+
+    The environment variable TKNP_KERNELS is read here and nowhere else: `auto` (default), `off`, or
+    the name of an instruction set to use instead of the fastest.
+    """
+    return choose_isa(os.environ.get("TKNP_KERNELS", "auto"), cpu_features())
+
+
+def choose_isa(setting: str, features: frozenset[str]) -> Isa:
+    """The instruction set that TKNP_KERNELS=`setting` means on a processor with `features`."""
+    if setting == "off":
+        raise Unavailable("CPU kernels are switched off by TKNP_KERNELS=off")
+    names = ["auto", "off", *(isa.name for isa in ISAS)]
+    if setting not in names:
+        raise InvalidValue("TKNP_KERNELS", setting, f"choose one of {', '.join(names)}")
+    isa = best_isa(features)
+    if setting != "auto":
+        isa = next(isa for isa in ISAS if isa.name == setting)
+    if isa is None or not isa.needs <= features:
+        missing = "avx2 and fma" if isa is None else ", ".join(sorted(isa.needs - features))
+        raise Unavailable(f"this processor lacks {missing}, which the CPU kernels need")
+    return isa

@@ -1,14 +1,12 @@
 """The compiled kernels as Python functions, and whether this machine can have them.
 
 Calls go through ctypes, which releases the GIL. Structures mirror csrc/dense.h, rope.h and
-attention.h field by field. The environment variable TKNP_KERNELS is read here and nowhere else:
-`auto` (default), `off`, or the name of an instruction set to use instead of the fastest.
+attention.h field by field.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import c_float, c_int, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -16,9 +14,9 @@ from typing import Any
 
 import torch  # loads the OpenMP runtime that the kernels share
 
-from tknp.errors import InvalidValue, TknpError, Unavailable
-from tknp.kernels.build import build, user_cache
-from tknp.kernels.isa import ISAS, Isa, best_isa, cpu_features
+from tknp.errors import TknpError
+from tknp.kernels.build import prepare
+from tknp.kernels.isa import Isa, chosen_isa
 
 _OUT_OF_MEMORY = 1
 
@@ -149,21 +147,4 @@ def available() -> Availability:
 @cache
 def load() -> Library:
     """The compiled kernels, built on first use. Unavailable if this machine can't have them."""
-    isa = choose_isa(os.environ.get("TKNP_KERNELS", "auto"), cpu_features())
-    return Library(str(build(isa, user_cache())), isa)
-
-
-def choose_isa(setting: str, features: frozenset[str]) -> Isa:
-    """The instruction set that TKNP_KERNELS=`setting` means on a processor with `features`."""
-    if setting == "off":
-        raise Unavailable("CPU kernels are switched off by TKNP_KERNELS=off")
-    names = ["auto", "off", *(isa.name for isa in ISAS)]
-    if setting not in names:
-        raise InvalidValue("TKNP_KERNELS", setting, f"choose one of {', '.join(names)}")
-    isa = best_isa(features)
-    if setting != "auto":
-        isa = next(isa for isa in ISAS if isa.name == setting)
-    if isa is None or not isa.needs <= features:
-        missing = "avx2 and fma" if isa is None else ", ".join(sorted(isa.needs - features))
-        raise Unavailable(f"this processor lacks {missing}, which the CPU kernels need")
-    return isa
+    return Library(str(prepare()), chosen_isa())

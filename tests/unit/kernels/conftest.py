@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tknp.attention.base import AttentionShape, DecodeRows, RopeTable
-from tknp.kernels import available
+from tknp.kernels.library import available
 from tknp.model.config import ModelConfig
 from tknp.model.shard import Shard
 from tknp.model.weights import LayerWeights, ShardWeights

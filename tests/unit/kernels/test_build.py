@@ -7,8 +7,7 @@ import pytest
 from tknp.errors import InvalidValue, Unavailable
 from tknp.kernels import build as building
 from tknp.kernels.build import build, find_compiler
-from tknp.kernels.isa import AVX2, AVX512_BF16, Isa, best_isa
-from tknp.kernels.library import choose_isa
+from tknp.kernels.isa import AVX2, AVX512_BF16, Isa, best_isa, choose_isa
 
 PLAIN = Isa("plain", frozenset(), ())
 
