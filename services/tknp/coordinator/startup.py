@@ -30,7 +30,8 @@ from tknp.v1.prefill_pb2_grpc import PrefillStub
 log = logging.getLogger(__name__)
 _POLL_S = 0.2
 _DESCRIBE_S = 2.0
-_WORKING = (Phase.PHASE_WARMING, Phase.PHASE_READY)  # a decode rank is warm after its first step
+# A decode rank is warm after its first step, which needs the whole pool; prefill warms alone.
+_WORKING = (Phase.PHASE_WARMING, Phase.PHASE_READY)
 _ABSENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -56,7 +57,8 @@ class Peer:
         """Why nothing can be asked of it now; empty if it is well."""
         if self.lost or self.misfit:
             return self.lost or self.misfit
-        if self.progress.phase in _WORKING:
+        warms_alone = self.prefill is not None and self.progress.phase == Phase.PHASE_WARMING
+        if self.progress.phase in _WORKING and not warms_alone:
             return ""
         phase = Phase.Name(self.progress.phase).removeprefix("PHASE_").lower()
         return self.progress.error or f"not ready: {phase}"
