@@ -3,7 +3,7 @@
 A template that would be accepted is taken, and any of its fields, however deep, is dropped or
 replaced by another value of its type. Whatever comes of it: each call ends with a status that some
 code chose (INTERNAL, UNKNOWN and a deadline are bugs), and the pool serves on, with its tokens and
-its pages as they were.
+its pages as they were. One file, since one pool serves all of it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -494,6 +495,33 @@ def test_the_streams_of_a_pool_are_taken(target: Target) -> None:
     code, _, details = target.call(follower, "/tknp.v1.Prefill/Follow", known["PrefillChunk"][0])
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "TP rank 0" in details
+
+
+def test_a_running_request_keeps_its_pages(target: Target) -> None:
+    """A Release that comes too late must not hand pages that steps write to another request."""
+    ids = pack_ids([3] * 17)
+    long = GenerateRequest(token_ids=ids, sampling=Sampling(max_tokens=45, ignore_eos=True))
+
+    async def admitted() -> tuple[int, Any]:
+        while True:
+            for node in target.running.nodes:
+                books = node.runtime.books
+                for holding in books.holdings() if books is not None else ():
+                    if holding.admitted:
+                        return node.runtime.rank.node, holding.key
+            await asyncio.sleep(0)
+
+    with ThreadPoolExecutor(1) as pool:
+        path = "/tknp.v1.Inference/Generate"
+        running = pool.submit(target.call, target.config.coordinator, path, long)
+        node, key = target.ask(admitted())
+        message = ReleaseRequest(
+            key=RequestKey(request_id=key.request_id, attempt=key.attempt), epoch=EPOCH
+        )
+        code, _, details = target.owner("Release", message, node)
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "is in the running batch" in details
+        assert running.result()[0] is grpc.StatusCode.OK
 
 
 def test_the_pool_is_still_as_it_was(target: Target) -> None:

@@ -94,7 +94,12 @@ class Transfers:
             books.abort(key, request.writer)
 
     async def release(self, key: Key, books: PagePool) -> None:
-        """The request is done with its pages; free unless a writer may still write them."""
+        """The request is done with its pages; free unless a writer may still write them.
+
+        Raises ProtocolError for one in the running batch, whose pages steps are writing.
+        """
+        if any(holding.key == key and holding.admitted for holding in books.holdings()):
+            raise ProtocolError(f"{key} is in the running batch: a step has to end it first")
         books.release(key)
         for holding in books.quarantined():
             if holding.key == key:
