@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from tknp.cli.main import main
 from tknp.cli.ports import free_ports
 from tknp.client import Client, RequestFailed
 from tknp.config import PoolConfig, pool_from
@@ -210,6 +214,25 @@ async def reflected(channel: aio.Channel) -> list[str]:
         async for response in stub.ServerReflectionInfo(requests(), timeout=10)
         for service in response.list_services_response.service
     ]
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_commands_show_the_token_of_a_file(
+    encrypted: bool, tls: Tls, secured: dict[str, str]
+) -> None:
+    """In a thread of its own, as a command starts its own event loop."""
+    security = Security(tls if encrypted else None, TOKEN, API_TOKEN)
+    async with serving(security, public=True) as (address, _):
+        ask = partial(CliRunner().invoke, main)
+        flags = ["--tls-ca", secured["tls_ca"]] if encrypted else []
+        with_flags = ["status", "--target", address, *flags, "--json"]
+        variable = {"TKNP_TOKEN_FILE": secured["api_token_file"]}
+        answer = await asyncio.to_thread(ask, with_flags, env=variable)
+        assert answer.exit_code == 0, answer.output
+        assert json.loads(answer.stdout)["model"] == "tiny"
+        refusal = await asyncio.to_thread(ask, with_flags, env={"TKNP_TOKEN_FILE": None})
+        assert refusal.exit_code == 1
+        assert "UNAUTHENTICATED: no token was given" in " ".join(refusal.stderr.split())
 
 
 # --- TLS ---------------------------------------------------------------------------------------
