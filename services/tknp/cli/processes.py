@@ -193,13 +193,14 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.terminate()
         if exits:
-            everyone = asyncio.ensure_future(asyncio.gather(*exits))
+            everyone = asyncio.create_task(asyncio.wait(exits))
             again = asyncio.create_task(self._asked_again.wait())
             await asyncio.wait(
                 (everyone, again), timeout=self.grace_s, return_when=asyncio.FIRST_COMPLETED
             )
+            everyone.cancel()
             again.cancel()
             for child in self.children:
                 signal_group(child.pid, signal.SIGKILL)
-            await asyncio.wait({everyone}, timeout=KILL_WAIT_S)
+            await asyncio.wait(exits, timeout=KILL_WAIT_S)
         self.children.clear()
