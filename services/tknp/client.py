@@ -232,6 +232,6 @@ class Client:
         if self._answered:
             return Unavailable(f"the connection to {self.target} was lost: {details}")
         return Unavailable(
-            f"no server answers at {self.target}: start one with `tknp up --model smollm2`, "
-            f"or name a running one with --target HOST:PORT"
+            f"no server answers at {self.target}: start one with `tknp up --model smollm2`, or "
+            f"name a running one with --target HOST:PORT, and --tls-ca FILE if it speaks TLS"
         )
