@@ -34,6 +34,7 @@ from tknp.prefill.server import PrefillServer
 from tknp.v1.common_pb2 import Phase, Sampling
 
 PROMPT = list(range(1, 100))
+TIMEOUT_S = 2.0  # of the data plane: above what a busy machine may hold up a rank
 NOTICED_S = 10.0
 pytestmark = pytest.mark.timeout(120)
 
@@ -129,7 +130,7 @@ def scene(make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path])
     @asynccontextmanager
     async def start(**settings: Any) -> AsyncIterator[tuple[Scene, Client]]:
         values = {
-            "nodes": 2, "kv_memory_bytes": 2 << 20, "page_size": 16, "timeout_s": 1.0,
+            "nodes": 2, "kv_memory_bytes": 2 << 20, "page_size": 16, "timeout_s": TIMEOUT_S,
             "prefill_chunk": 32, "kv_transfer": "grpc", **settings,
         }  # fmt: skip
         scene = Scene(make_pool(random_checkpoint(), **values))
@@ -203,14 +204,14 @@ async def test_decode_node_frozen_while_decoding(scene: Any, node: int) -> None:
         work = asyncio.create_task(pool.generate(client))
         await pool.got_tokens.wait()
         pool.freeze(pool.running.nodes[node])
-        await refused(work, rf"\({node}, 0\) not done after 1.0 s")
+        await refused(work, rf"\({node}, 0\) not done after 2.0 s")
         await failed(pool, rf"\({node}, 0\) not done")
 
 
 async def test_decode_node_frozen_while_idle_is_noticed_by_the_next_request(scene: Any) -> None:
     async with scene() as (pool, client):
         await pool.freeze(pool.running.nodes[1]).reached.wait()
-        await refused(asyncio.create_task(pool.generate(client)), "not done after 1.0 s")
+        await refused(asyncio.create_task(pool.generate(client)), "not done after 2.0 s")
         await failed(pool, r"\(1, 0\)")
 
 
@@ -245,7 +246,7 @@ async def test_a_tp_rank_frozen_while_decoding(scene: Any) -> None:
         work = asyncio.create_task(pool.generate(client))
         await pool.got_tokens.wait()
         pool.freeze(pool.running.nodes[1])
-        await refused(work, "not done after 1.0 s")
+        await refused(work, "not done after 2.0 s")
 
 
 async def test_decode_node_killed_while_draining(scene: Any) -> None:
@@ -267,7 +268,7 @@ async def test_decode_node_frozen_while_draining(scene: Any) -> None:
         await pool.got_tokens.wait()
         draining = asyncio.create_task(pool.running.coordinator.drain())
         pool.freeze(pool.running.nodes[1])
-        await refused(work, "not done after 1.0 s")
+        await refused(work, "not done after 2.0 s")
         async with asyncio.timeout(NOTICED_S):
             await draining
 
@@ -372,8 +373,8 @@ async def test_a_prefill_tp_rank_killed_ends_the_replica(scene: Any) -> None:
 async def test_a_prefill_tp_rank_frozen_ends_the_replica(scene: Any) -> None:
     async with scene(prefill_tp=2) as (pool, client):
         pool.freeze(pool.running.prefill[1])
-        await refused(asyncio.create_task(pool.generate(client)), "not done after 1.0 s")
-        assert "not done after 1.0 s" in await pool.running.prefill[0].runtime.life.failed()
+        await refused(asyncio.create_task(pool.generate(client)), "not done after 2.0 s")
+        assert "not done after 2.0 s" in await pool.running.prefill[0].runtime.life.failed()
 
 
 # ---------------------------------------------------------------- coordinator
@@ -527,7 +528,8 @@ async def test_table(scene: Any, kind: str, how: str, phase: str) -> None:
         error = work.exception()
         assert error is None or isinstance(error, RequestFailed | TknpError)
         assert error is not None or kind.startswith("prefill"), "the pool can't go on without it"
-        if kind.startswith("prefill") and phase not in ("decode", "draining"):
+        computing = phase in ("idle", "prefill") or (phase == "transfer" and how == "killed")
+        if kind.startswith("prefill") and computing:
             assert error is not None
             assert not pool.driver.error
         if not pool.driver.error and kind != "coordinator":

@@ -318,6 +318,7 @@ class _Sibling:
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(Unavailable(reason))
+                    answer.exception()  # its request may have ended without waiting for it
             if not self._closing:
                 self._broken(reason)
 
