@@ -267,6 +267,22 @@ def test_a_cancelled_row_runs_in_two_more_steps_at_most(
     assert scheduler.tokens(2, [other.slot], [WORD]) == [(0, other, None)]
 
 
+def test_a_row_cancelled_at_its_last_step_leaves_once(
+    make_limits: MakeLimits, make_request: MakeRequest
+) -> None:
+    """It would have left by length with the very step that its cancellation takes it out of."""
+    scheduler = Scheduler(make_limits(), epoch=1)
+    request = make_request(max_tokens=3)
+    admit_all(scheduler, [request])
+    launch(scheduler)
+    launch(scheduler)
+    scheduler.end(request)
+    assert scheduler.tokens(0, [request.slot], [WORD]) == []
+    assert launch(scheduler).ends == (request.slot,)
+    assert scheduler.tokens(1, [request.slot], [WORD]) == []
+    assert scheduler.delta() is None
+
+
 @pytest.mark.parametrize("slots", [[], [0, 1], [5], [0, 0]])
 def test_an_answer_for_other_rows_is_refused(
     slots: list[int], make_limits: MakeLimits, make_request: MakeRequest

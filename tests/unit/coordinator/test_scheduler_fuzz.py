@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tknp.coordinator.limits import Limits
 from tknp.coordinator.request import Request, Stage
 from tknp.coordinator.scheduler import Scheduler
-from tknp.engine.batch import Batch
+from tknp.engine.batch import Batch, Delta
 from tknp.errors import CapacityError
 from tknp.kv.holding import Key
 from tknp.kv.pages import PagePool
@@ -53,6 +53,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.rows: Counter[Request] = Counter()
         self.finishes: dict[Request, FinishReason.ValueType] = {}
         self.withheld = [0] * len(pages)
+
+    @rule(output=st.integers(2, 9), number=st.integers(1, 3))
+    def arrive(self, output: int, number: int) -> None:
+        """The common way into the batch: as far as there is room, submitted and prefilled."""
+        for _ in range(number):
+            self.submit(3, output, 0, False)
+        self.place()
+        self._prefill_all()
+        self.launch()
 
     @rule(
         prompt=st.integers(1, 20), output=st.integers(1, 9), priority=st.integers(-1, 1),
@@ -108,11 +117,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def launch(self) -> None:
-        ready = list(self.scheduler.ready)
-        delta = self.scheduler.delta()
-        if delta is None:
-            assert self.scheduler.in_flight == 2 or not (ready or self.batch.rows)
-            return
+        """As a pool does: until there is nothing to launch."""
+        while (delta := self.scheduler.delta()) is not None:
+            self._launched(delta)
+        idle = not (self.scheduler.ready or self.batch.rows)
+        assert self.scheduler.in_flight == 2 or idle
+
+    def _launched(self, delta: Delta) -> None:
         self.leaving[delta.step] = [self.keys.pop(slot) for slot in delta.ends]
         self.batch.apply(delta)
         for admit in delta.admits:
@@ -214,13 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _go_on(self) -> None:
         scheduler = self.scheduler
         self.place()
-        for request in list(scheduler.placed):
-            self.books[request.owner].begin(request.key, "prefill")
-            self.books[request.owner].complete(request.key, "prefill")
-            finish = scheduler.first_token(request, WORD)
-            self._took(request, WORD, finish)
-            if finish is not None:
-                self.to_release.append(request)
+        self._prefill_all()
         self.launch()
         if self.launched:
             step = min(self.launched)
@@ -232,6 +237,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.finish()
         while self.to_release:
             self.release()
+
+    def _prefill_all(self) -> None:
+        for request in sorted(self.scheduler.placed, key=lambda r: r.order):
+            self.books[request.owner].begin(request.key, "prefill")
+            self.books[request.owner].complete(request.key, "prefill")
+            finish = self.scheduler.first_token(request, WORD)
+            self._took(request, WORD, finish)
+            if finish is not None:
+                self.to_release.append(request)
 
     def _took(self, request: Request, token: int, finish: FinishReason.ValueType | None) -> None:
         """The scheduler's verdict on a token, checked against the plain rules."""
@@ -258,4 +272,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestScheduler.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
