@@ -12,12 +12,12 @@ SOURCES := services tests protos bench
 BENCHES := $(patsubst bench/%.py,build/bench/%.json,$(shell grep -ls __main__ bench/*.py))
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help demo test lint protos bench clean $(BENCHES)
+.PHONY: help demo test test-full lint protos bench clean $(BENCHES)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 demo: $(VENV)/demo.stamp ## start a pool on this machine, watch it answer, stop it; ARGS go to `tknp demo`
 	$(BIN)/tknp demo $(ARGS)
@@ -25,6 +25,9 @@ demo: $(VENV)/demo.stamp ## start a pool on this machine, watch it answer, stop 
 # Many tests run several ranks at once, as threads or processes. One OpenMP thread a rank is faster
 # than all of them fighting over few cores; tests of thread counts set their own.
 test: $(VENV)/dev.stamp ## run the tests; ARGS go to pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full" $(ARGS)
+
+test-full: $(VENV)/dev.stamp ## run the tests and every further combination
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/dev.stamp ## check style, types and the direction of dependencies
