@@ -17,7 +17,7 @@ PINS := pyproject.toml constraints.txt
 .NOTPARALLEL:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 demo: $(VENV)/demo.stamp ## start a pool on this machine, watch it answer, stop it; ARGS go to `tknp demo`
 	$(BIN)/tknp demo $(ARGS)
