@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from tknp.attention.base import AttentionShape, DecodeRows
-from tknp.kernels import available, load
 from tknp.kernels.decode import KernelDecodeAttention
 from tknp.kernels.dense import KernelDense
+from tknp.kernels.library import available, load
 from tknp.kernels.prefill import KernelPrefillAttention
 from tknp.kv.storage import KvStorage
 from tknp.model.config import ModelConfig
@@ -195,22 +195,29 @@ def main() -> None:
     if not status:
         sys.exit(f"no kernels here: {status.reason}")
     most = max(context * batch for context, batch in DECODE + PREFILL)
+    if not options.json:
+        print(f"{status.isa}, {options.threads} threads; tokens/s")
+        print("phase    context batch   median     best  dense ms  attention ms  read GB/s")
+    results = []
     with torch.inference_mode():
         model = Model(SMOLLM2_135M, most)
-        results = [measure("decode", model.decode, *shape, options.tries) for shape in DECODE]
-        tries = max(options.tries // 4, 3)
-        results += [measure("prefill", model.prefill, *shape, tries) for shape in PREFILL]
+        plans = [("decode", model.decode, shape, options.tries) for shape in DECODE]
+        fewer = max(options.tries // 4, 1)
+        plans += [("prefill", model.prefill, shape, fewer) for shape in PREFILL]
+        for phase, step, (context, batch), tries in plans:
+            results.append(measure(phase, step, context, batch, tries))
+            if not options.json:
+                print(row(results[-1]), flush=True)
     if options.json:
         where = {"isa": status.isa, "threads": options.threads}
         print(json.dumps({**where, "results": [asdict(result) for result in results]}, indent=1))
-        return
-    print(f"{status.isa}, {options.threads} threads; tokens/s")
-    print("phase    context batch   median     best  dense ms  attention ms  read GB/s")
-    for r in results:
-        print(
-            f"{r.phase:8} {r.context:7} {r.batch:5} {r.median:8.1f} {r.best:8.1f} "
-            f"{r.dense_ms:9.1f} {r.attention_ms:13.1f} {r.read_gb_per_s:10.1f}"
-        )
+
+
+def row(r: Result) -> str:
+    return (
+        f"{r.phase:8} {r.context:7} {r.batch:5} {r.median:8.1f} {r.best:8.1f} "
+        f"{r.dense_ms:9.1f} {r.attention_ms:13.1f} {r.read_gb_per_s:10.1f}"
+    )
 
 
 if __name__ == "__main__":
