@@ -34,7 +34,7 @@ class Event:
     error: TknpError | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """Prompt and sampling never change; the scheduler alone changes what stands below `pinned`.
 

@@ -179,13 +179,14 @@ class Scheduler:
         taken = []
         for row, (slot, token) in enumerate(zip(slots, ids, strict=True)):
             request = rows[slot]
-            if request.stage is Stage.ENDED:
+            if request.ended:
                 continue
+            finish = None
             if token is None:
                 self._end(request)
-                taken.append(Taken(row, request, None))
             else:
-                taken.append(Taken(row, request, self._append(request, token)))
+                finish = self._append(request, token)
+            taken.append(Taken(row, request, finish))
         return taken
 
     def finished(self, step: int) -> None:

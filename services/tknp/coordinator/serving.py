@@ -126,7 +126,7 @@ class Serving:
         began = perf_counter()
         tokens = list(result.tokens)
         ids = [None if token.error else token.token_id for token in tokens]
-        taken = self.scheduler.tokens(result.step, result.slots, ids)
+        taken = self.scheduler.tokens(result.step, list(result.slots), ids)
         self._work()
         launched = perf_counter()
         for row, request, finish in taken:
