@@ -157,7 +157,7 @@ class Placer:
             failure = error_from(error, f"{ranks[0].name} at {ranks[0].address}")
             if error.code() not in _GONE:
                 raise failure from error
-            log.warning("%s is lost, prefill of %s goes elsewhere", failure, request.key)
+            log.warning("prefill of %s was lost and goes elsewhere: %s", request.key, failure)
             lost_at[replica] = str(failure)
             self.replicas.lost(replica, str(failure))
             self._spawn(self._peers.ask_prefill(ranks))
