@@ -12,7 +12,7 @@ SOURCES := services tests protos bench
 BENCHES := $(patsubst bench/%.py,build/bench/%.json,$(shell grep -ls __main__ bench/*.py))
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-full lint protos bench clean $(BENCHES)
+.PHONY: help demo test test-full soak lint protos bench clean $(BENCHES)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -25,10 +25,13 @@ demo: $(VENV)/demo.stamp ## start a pool on this machine, watch it answer, stop 
 # Many tests run several ranks at once, as threads or processes. One OpenMP thread a rank is faster
 # than all of them fighting over few cores; tests of thread counts set their own.
 test: $(VENV)/dev.stamp ## run the tests; ARGS go to pytest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full and not soak" $(ARGS)
 
 test-full: $(VENV)/dev.stamp ## run the tests and every further combination
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not soak" $(ARGS)
+
+soak: $(VENV)/dev.stamp ## ten minutes under load while clients and prefill replicas die
+	$(BIN)/python -m pytest -m soak -s tests/soak $(ARGS)
 
 lint: $(VENV)/dev.stamp ## check style, types and the direction of dependencies
 	$(BIN)/ruff check $(SOURCES)
