@@ -25,6 +25,7 @@ from tknp.errors import TknpError
 from tknp.v1.common_pb2 import Sampling
 from tknp.v1.inference_pb2 import ChatMessage, GetModelResponse
 
+DEFAULTS = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 512}
 HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer"
 # Readline counts what is between \001 and \002 as zero columns wide.
 PROMPT = "\001\033[1;36m\002>\001\033[0m\002 "
@@ -144,14 +145,17 @@ def _loop(conversation: Conversation, interactive: bool) -> bool:
             good = _turn(conversation, text) and good
 
 
-@click.command("chat")
+@click.command("chat", context_settings={"default_map": DEFAULTS})
 @target_options
 @click.option("--system", help="System message that opens the conversation.")
 @sampling_options
 def command(
     target: str, tls_ca: str | None, token_file: str | None, system: str | None, **sampling: Any
 ) -> None:
-    """Talk to the model; the whole conversation is sent each time."""
+    """Talk to the model; the whole conversation is sent each time.
+
+    Answers are drawn at temperature 0.7 with top-p 0.9, up to 512 tokens, unless told otherwise.
+    """
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):

@@ -125,6 +125,7 @@ class Driver:
             )  # fmt: skip
             self._spawn(self.serving.run())
             await self._warm_up(self.serving)
+            await self.peers.refresh()  # so that status shows them warm from the start
         except TknpError as error:
             self.fail(str(error))
             return
