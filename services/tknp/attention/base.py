@@ -18,6 +18,7 @@ tensors. Pages that no row names, and slots beyond a row's length, may hold anyt
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import torch
@@ -59,7 +60,7 @@ class AttentionShape:
         """Query heads that share one KV head."""
         return self.q_heads // self.kv_heads
 
-    @property
+    @cached_property
     def q_width(self) -> int:
         return self.q_heads * self.head_dim
 
@@ -67,7 +68,7 @@ class AttentionShape:
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def qkv_width(self) -> int:
         """Elements of one projected row [q | k | v]."""
         return self.q_width + 2 * self.kv_width
@@ -78,12 +79,12 @@ class AttentionShape:
 
     def check(self, qkv: Tensor, rows: int, k: Tensor, v: Tensor) -> None:
         """InvalidValue unless `qkv` is [rows, qkv_width] and fits the pages `k`, `v`."""
-        if tuple(qkv.shape) != (rows, self.qkv_width):
+        if qkv.shape != (rows, self.qkv_width):
             remedy = f"[q | k | v] of these rows is [{rows}, {self.qkv_width}]"
             raise InvalidValue("qkv.shape", tuple(qkv.shape), remedy)
         expected = (self.kv_heads, self.page_size, self.head_dim)
         for name, pages in (("k", k), ("v", v)):
-            if tuple(pages.shape[1:]) != expected:
+            if pages.shape[1:] != expected:
                 remedy = f"pages are [pages, {', '.join(map(str, expected))}]"
                 raise InvalidValue(f"{name}.shape", tuple(pages.shape), remedy)
             if pages.dtype != qkv.dtype:
@@ -152,7 +153,7 @@ class DecodeRows:
 
 
 def _check_range(name: str, values: Tensor, low: int, high: int) -> None:
-    smallest, largest = int(values.min()), int(values.max())
+    smallest, largest = (int(value) for value in values.aminmax())
     if smallest < low or largest > high:
         wrong = smallest if smallest < low else largest
         raise InvalidValue(name, wrong, f"must be in {low}..{high} for these pages")

@@ -83,7 +83,9 @@ class DecodeRank:
         self.batch = Batch(epoch, stream, layout.nodes, max_batch)
         self._transport = transport
         self._attention = attention
-        self._storage = storage
+        self._pages = None
+        if storage is not None:
+            self._pages = tuple(storage.layer(layer) for layer in range(storage.shape[0]))
         self._device = device
         self._executor = Executor(
             rank, dense, transport,
@@ -179,13 +181,13 @@ class DecodeRank:
             self._owned.advance()
         if not self._mine:
             return _no_rows
-        if self._attention is None or self._storage is None:
+        if self._attention is None or self._pages is None:
             raise ProtocolError(f"rank {self.rank} keeps no KV but was given rows to attend")
-        attention, storage = self._attention, self._storage
+        attention, pages = self._attention, self._pages
         plan = attention.plan(self._owned.rows)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            return attention.attend(plan, qkv, *storage.layer(layer))[0]
+            return attention.attend(plan, qkv, *pages[layer])[0]
 
         return attend
 

@@ -94,11 +94,13 @@ class Executor:
 
     def run(self, program: Program, frame: Frame) -> None:
         """Execute `program`; every operation is added to `times`, the caller finishes the step."""
+        began = perf_counter()
         for op in program:
             self._waited = 0.0
-            began = perf_counter()
             self._run[op.kind](op, frame)
-            self.times.add(op, perf_counter() - began, self._waited)
+            now = perf_counter()
+            self.times.add(op, now - began, self._waited)
+            began = now
         self._waited = 0.0
         self._settle()
         if program:
@@ -115,17 +117,17 @@ class Executor:
 
     def _project(self, op: Op, frame: Frame) -> None:
         self._qkv = self.dense.project(op.layer, self._x)
-        self._attention = self._attention_in[: op.stop]
 
     def _scatter(self, op: Op, frame: Frame) -> None:
         if op.sends:
+            self._attention = self._attention_in[: op.stop]
             self._send([(t.dst, self._qkv[t.start : t.stop]) for t in op.sends])
         else:
             self._qkv = self._qkv_in[: op.rows]
             self._receive([(op.recvs[0].src, self._qkv)])
 
     def _attend(self, op: Op, frame: Frame) -> None:
-        if len(self._qkv) == op.rows:  # everything this rank has is its own
+        if self._qkv.shape[0] == op.rows:  # everything this rank has is its own
             self._attention = frame.attend(op.layer, self._qkv)
         else:
             own = frame.attend(op.layer, self._qkv[op.start : op.stop])

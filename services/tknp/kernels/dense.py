@@ -63,18 +63,18 @@ class KernelDense:
     def embed(self, ids: Tensor) -> Tensor:
         table = _held(self._embedding, "embedding")
         local = (ids.long() - self.shard.vocab.start).contiguous()
-        x = torch.empty(len(local), self._shape.hidden)
+        x = torch.empty(local.shape[0], self._shape.hidden)
         self._library.embed(
-            table, byref(self._shape), local.data_ptr(), len(local), x.data_ptr(), threads()
+            table, byref(self._shape), local.data_ptr(), local.shape[0], x.data_ptr(), threads()
         )
         return x
 
     def project(self, layer: int, x: Tensor) -> Tensor:
         x = self._residual(x)
-        qkv = x.new_empty(len(x), self._shape.qkv_width, dtype=torch.bfloat16)
+        qkv = x.new_empty(x.shape[0], self._shape.qkv_width, dtype=torch.bfloat16)
         status = self._library.project(
-            byref(self._layers[layer]), byref(self._shape), x.data_ptr(), len(x), qkv.data_ptr(),
-            threads(),
+            byref(self._layers[layer]), byref(self._shape), x.data_ptr(), x.shape[0],
+            qkv.data_ptr(), threads(),
         )  # fmt: skip
         check(status)
         return qkv
@@ -83,16 +83,16 @@ class KernelDense:
         if self.shard.tp > 1:
             raise InvalidValue("tp", self.shard.tp, "sum output() and mlp() over the TP ranks")
         x = self._residual(x)
-        attention = self._attention(attention, len(x))
+        attention = self._attention(attention, x.shape[0])
         status = self._library.finish(
             byref(self._layers[layer]), byref(self._shape), x.data_ptr(), attention.data_ptr(),
-            len(x), threads(),
+            x.shape[0], threads(),
         )  # fmt: skip
         check(status)
         return x
 
     def output(self, layer: int, attention: Tensor) -> Tensor:
-        rows = len(attention)
+        rows = attention.shape[0]
         attention = self._attention(attention, rows)
         partial = attention.new_empty(rows, self._shape.hidden)
         status = self._library.output(
@@ -106,7 +106,7 @@ class KernelDense:
         x = self._residual(x)
         partial = x.new_empty(x.shape, dtype=torch.bfloat16)
         status = self._library.mlp(
-            byref(self._layers[layer]), byref(self._shape), x.data_ptr(), len(x),
+            byref(self._layers[layer]), byref(self._shape), x.data_ptr(), x.shape[0],
             partial.data_ptr(), threads(),
         )  # fmt: skip
         check(status)
@@ -115,9 +115,9 @@ class KernelDense:
     def head(self, x: Tensor) -> Tensor:
         matrix, norm = _held(self._head, "head"), _held(self._final_norm, "head")
         x = self._residual(x)
-        logits = x.new_empty(len(x), self._shape.vocabulary)
+        logits = x.new_empty(x.shape[0], self._shape.vocabulary)
         status = self._library.head(
-            norm, matrix, byref(self._shape), x.data_ptr(), len(x), logits.data_ptr(), threads()
+            norm, matrix, byref(self._shape), x.data_ptr(), x.shape[0], logits.data_ptr(), threads()
         )
         check(status)
         return logits
