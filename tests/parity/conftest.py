@@ -55,8 +55,11 @@ def random_greedy(greedy_of: Callable[[Any], Greedy]) -> Callable[[Path], Greedy
 
 
 @pytest.fixture(scope="session")
-def smollm2_greedy(greedy_of: Callable[[Any], Greedy]) -> Greedy:
-    """The oracle of the bundled SmolLM2, read from its GGUF by transformers' own code."""
+def smollm2_answers() -> Callable[[Sequence[Sequence[int]], int], list[list[int]]]:
+    """`(prompts, tokens)` -> ids of the bundled SmolLM2, read from its GGUF by transformers.
+
+    Prompts are padded on the left and run as one batch, which takes a tenth of the time.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -65,5 +68,28 @@ def smollm2_greedy(greedy_of: Callable[[Any], Greedy]) -> Greedy:
     path = open_checkpoint("smollm2").path
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
-    )
-    return greedy_of(model.eval())
+    ).eval()
+    done: dict[str, list[list[int]]] = {}
+
+    def batch(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        out = model.generate(
+            ids, attention_mask=mask, do_sample=False, min_new_tokens=tokens, pad_token_id=0,
+            max_new_tokens=tokens, eos_token_id=None,
+        )  # fmt: skip
+        return out[:, width:].tolist()
+
+    @torch.inference_mode()
+    def answers(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+        key = repr((prompts, tokens))
+        if key not in done:
+            # The longest alone: padding the others to it would cost more than it saves.
+            order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+            found = batch([prompts[i] for i in order[:-1]], tokens)
+            found += batch([prompts[order[-1]]], tokens)
+            done[key] = [ids for _, ids in sorted(zip(order, found, strict=True))]
+        return done[key]
+
+    return answers
