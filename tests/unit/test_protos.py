@@ -11,7 +11,7 @@ WRITTEN_BY_HAND = {"__init__.py"}
 
 
 def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
-    # A process of its own: the compiler brings another protobuf library, which crashes beside torch.
+    # A process of its own: the compiler brings a protobuf library that crashes beside torch.
     script = ROOT / "protos" / "generate.py"
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
 
