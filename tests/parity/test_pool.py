@@ -76,7 +76,7 @@ async def test_smollm2_equals_transformers(
     prompts = [tokenizer.encode(text) for text in PROMPTS]
     assert max(map(len, prompts)) > 1500
     pool = make_pool(
-        "smollm2", nodes=nodes, tp=tp, prefill_tp=4 - tp, kv_memory_bytes="192MiB",
+        "smollm2", nodes=nodes, tp=tp, kv_memory_bytes="192MiB",
         max_model_len=4096, kv_transfer="grpc" if tp > 1 else "auto",
     )  # fmt: skip
     with every_core():
