@@ -36,6 +36,9 @@ LOOPBACK = "127.0.0.1"
 ANY_HOSTS = ("0.0.0.0", "::", "[::]")
 DEFAULT_KV_MEMORY_BYTES = 512 * 2**20
 THREADS = "OMP_NUM_THREADS"
+# How long an idle thread of a rank spins before it sleeps (libgomp's default: milliseconds). The
+# processes of a local pool share its cores, and one that spins keeps another from its work.
+SPINS = {"GOMP_SPINCOUNT": "1000"}
 # Flags of `tknp up` whose names differ from the setting of the pool file that they fill.
 FLAGS = {
     "kv_memory_bytes": "kv_memory",
@@ -154,13 +157,14 @@ def commands(pool: PoolConfig, pool_file: Path, environment: Mapping[str, str]) 
     ]
     groups += [(node.role, "--node", str(i), node.addresses) for i, node in enumerate(pool.nodes)]
     ranks = sum(len(addresses) for *_, addresses in groups)
-    threads = {THREADS: str(max(1, cores() // ranks)), "PYTHONUNBUFFERED": "1", **environment}
-    result = [Command("coordinator", serve_argv("coordinator", pool_file), threads)]
+    threads = {THREADS: str(max(1, cores() // ranks)), **SPINS}
+    variables = {**threads, "PYTHONUNBUFFERED": "1", **environment}
+    result = [Command("coordinator", serve_argv("coordinator", pool_file), variables)]
     for role, flag, index, addresses in groups:
         for rank in range(len(addresses)):
             name = f"{role}-{index}" + (f"-rank-{rank}" if len(addresses) > 1 else "")
             argv = serve_argv(role, pool_file, flag, index, "--rank", str(rank))
-            result.append(Command(name, argv, threads))
+            result.append(Command(name, argv, variables))
     return result
 
 

@@ -83,6 +83,7 @@ def test_cores_are_shared_unless_the_user_says_otherwise(local: LocalPool, tmp_p
     chosen = commands(pool, tmp_path, {"OMP_NUM_THREADS": "7"})[0].environment
     assert shared is not None
     assert shared["OMP_NUM_THREADS"] == str(max(1, cores() // 2))
+    assert int(shared["GOMP_SPINCOUNT"]) < 10_000
     assert chosen is not None
     assert chosen["OMP_NUM_THREADS"] == "7"
 
