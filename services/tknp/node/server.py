@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,8 @@ from tknp.worker.runtime import Connect, DecodeRuntime
 from tknp.worker.steps import StepServer
 
 log = logging.getLogger(__name__)
+# The engine needs the interpreter between kernels; the event loop gives it up that often.
+_SWITCH_S = 0.000_1
 _LOOK_S = 1.0
 ROOT_SERVICE = decode_root_pb2.DESCRIPTOR.services_by_name["DecodeRoot"].full_name
 OWNER_SERVICE = attention_owner_pb2.DESCRIPTOR.services_by_name["AttentionOwner"].full_name
@@ -139,4 +142,5 @@ def serve(config: PoolConfig, node: int, tp_rank: int, metrics_address: str | No
     pool = open_pool(config)
     security = read_security(config)
     rank = Rank(node, tp_rank)
+    sys.setswitchinterval(_SWITCH_S)
     run(lambda: NodeServer(pool, rank, security=security, metrics_address=metrics_address))
