@@ -16,13 +16,14 @@ as on a busy pool: each has `--tokens` of output, and another takes its place. N
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
+
+from harness.options import finish, parser
+from harness.report import Row, Target
 
 from tknp.coordinator.limits import Limits
 from tknp.coordinator.request import Event, Request
@@ -41,7 +42,9 @@ from tknp.v1.step_pb2 import StepResult
 
 STEP_MS = 20.0
 PROMPT_TOKENS = 512
-PARTS = ("parse", "take", "launch", "emit", "respond")
+EXPOSED = ("parse", "take", "launch")
+PARTS = (*EXPOSED, "emit", "respond")
+MOST_OF_STEP = 0.05
 
 
 @dataclass
@@ -112,8 +115,8 @@ def measure(
             delta_to(delta).SerializeToString()
             flying.append(delta)
         at = watch.lap("launch", at)
-        for row, request, finish in taken:
-            request.events.put_nowait(Event((sampled[row],), finish))
+        for row, request, reason in taken:
+            request.events.put_nowait(Event((sampled[row],), reason))
         at = watch.lap("emit", at)
         respond(taken)
         watch.lap("respond", at)
@@ -127,7 +130,7 @@ def responder(model: str) -> Callable[[Sequence[Taken]], None]:
     streams: dict[Request, Detokenizer] = {}
 
     def respond(taken: Sequence[Taken]) -> None:
-        for _, request, finish in taken:
+        for _, request, reason in taken:
             stream = streams.get(request)
             if stream is None:
                 stream = streams[request] = tokenizer.stream()
@@ -135,37 +138,28 @@ def responder(model: str) -> Callable[[Sequence[Taken]], None]:
             ids = [token.token_id for token in event.tokens]
             text = "".join(map(stream.push, ids))
             GenerateResponse(token_ids=pack_ids(ids), text=text).SerializeToString()
-            if finish is not None:
+            if reason is not None:
                 del streams[request]
 
     return respond
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=128, help="running requests")
-    parser.add_argument("--tokens", type=int, default=200, help="output of each request")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--model", default="smollm2", help="whose tokenizer clients use")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    watch = measure(options.rows, options.tokens, options.steps, responder(options.model))
-    parts = {part: watch.median_ms(part) for part in PARTS}
-    exposed = statistics.median(
-        map(sum, zip(*(watch.parts_ms[p] for p in ("parse", "take", "launch")), strict=True))
-    )
-    report = {
-        "rows": options.rows,
-        "steps": options.steps,
-        **{f"{part}_ms": round(value, 4) for part, value in parts.items()},
-        "exposed_ms": round(exposed, 4),
-        "exposed_ratio_of_20_ms": round(exposed / STEP_MS, 4),
-    }
-    if options.json:
-        print(json.dumps(report))
-        return
-    for name, value in report.items():
-        print(f"{name:24} {value}")
+    arguments = parser(__doc__)
+    arguments.add_argument("--rows", type=int, default=128, help="running requests")
+    arguments.add_argument("--tokens", type=int, default=200, help="output of each request")
+    arguments.add_argument("--model", default="smollm2", help="whose tokenizer clients use")
+    options = arguments.parse_args()
+    steps = 40 if options.quick else 400
+    watch = measure(options.rows, options.tokens, steps, responder(options.model))
+    exposed = statistics.median(map(sum, zip(*(watch.parts_ms[p] for p in EXPOSED), strict=True)))
+    name = f"{options.rows} running requests"
+    bound = Target("ratio", most=MOST_OF_STEP)
+    rows = [
+        Row(f"{name}: exposed, to a step of {STEP_MS:g} ms", exposed, "ms", STEP_MS, bound),
+        *(Row(f"{name}: {part}", watch.median_ms(part), "ms") for part in PARTS),
+    ]
+    finish("Coordinator", rows, options)
 
 
 if __name__ == "__main__":

@@ -11,23 +11,24 @@ since neighbours only ever make a step slower.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import torch
+from harness.machine import read_bandwidth
+from harness.options import finish, parser, tries
+from harness.report import Row, note
 from torch import Tensor
 
 from tknp.attention.base import AttentionShape, DecodeRows
 from tknp.kernels.decode import KernelDecodeAttention
 from tknp.kernels.dense import KernelDense
-from tknp.kernels.library import available, load
+from tknp.kernels.library import available
 from tknp.kernels.prefill import KernelPrefillAttention
 from tknp.kv.storage import KvStorage
 from tknp.model.config import ModelConfig
@@ -155,23 +156,11 @@ class Model:
         return x
 
 
-def read_bandwidth() -> float:
-    """GB/s that all threads together read from memory, huge pages, best of 5."""
-    data = KvStorage(1, 1, 1, 1, 128 << 20, torch.bfloat16).data
-
-    def once() -> float:
-        start = time.perf_counter()
-        load().read(data.data_ptr(), data.nbytes, torch.get_num_threads())
-        return data.nbytes / (time.perf_counter() - start) / 1e9
-
-    return max(once() for _ in range(5))
-
-
-def measure(phase: str, step: Step, context: int, batch: int, tries: int) -> Result:
-    bandwidth = read_bandwidth()
+def measure(phase: str, step: Step, context: int, batch: int, count: int) -> Result:
+    bandwidth = read_bandwidth(torch.get_num_threads())
     step(context, batch, Clock())
     clocks = []
-    for _ in range(tries):
+    for _ in range(count):
         clock = Clock()
         step(context, batch, clock)
         clocks.append(clock.spent)
@@ -185,35 +174,30 @@ def measure(phase: str, step: Step, context: int, batch: int, tries: int) -> Res
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--tries", type=int, default=15, help="steps behind each result")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parser(__doc__).parse_args()
     torch.set_num_threads(options.threads)
     status = available()
     if not status:
         sys.exit(f"no kernels here: {status.reason}")
+    note("phase    context batch   median     best  dense ms  attention ms  read GB/s")
+    count = tries(options, 15)
     most = max(context * batch for context, batch in DECODE + PREFILL)
-    if not options.json:
-        print(f"{status.isa}, {options.threads} threads; tokens/s")
-        print("phase    context batch   median     best  dense ms  attention ms  read GB/s")
     results = []
     with torch.inference_mode():
         model = Model(SMOLLM2_135M, most)
-        plans = [("decode", model.decode, shape, options.tries) for shape in DECODE]
-        fewer = max(options.tries // 4, 1)
-        plans += [("prefill", model.prefill, shape, fewer) for shape in PREFILL]
-        for phase, step, (context, batch), tries in plans:
-            results.append(measure(phase, step, context, batch, tries))
-            if not options.json:
-                print(row(results[-1]), flush=True)
-    if options.json:
-        where = {"isa": status.isa, "threads": options.threads}
-        print(json.dumps({**where, "results": [asdict(result) for result in results]}, indent=1))
+        plans = [("decode", model.decode, shape, count) for shape in DECODE]
+        plans += [("prefill", model.prefill, shape, max(count // 4, 1)) for shape in PREFILL]
+        for phase, step, (context, batch), times in plans:
+            results.append(measure(phase, step, context, batch, times))
+            note(line(results[-1]))
+    rows = [
+        Row(f"{r.phase}, context {r.context}, batch {r.batch}", r.median, "tokens/s")
+        for r in results
+    ]
+    finish(f"Bare kernels, {status.isa}, {options.threads} threads", rows, options)
 
 
-def row(r: Result) -> str:
+def line(r: Result) -> str:
     return (
         f"{r.phase:8} {r.context:7} {r.batch:5} {r.median:8.1f} {r.best:8.1f} "
         f"{r.dense_ms:9.1f} {r.attention_ms:13.1f} {r.read_gb_per_s:10.1f}"
