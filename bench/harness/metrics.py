@@ -33,8 +33,10 @@ class Samples:
 async def scrape(config: PoolConfig) -> Samples:
     """Every process of the pool once."""
     addresses = [config.metrics_address]
-    for group in (*config.nodes, *config.prefill):
-        addresses += group.metrics_addresses
+    for node in config.nodes:
+        addresses += node.metrics_addresses
+    for replica in config.prefill:
+        addresses += replica.metrics_addresses
     pages = await asyncio.gather(*(asyncio.to_thread(_page, a) for a in addresses))
     samples = (
         sample

@@ -11,8 +11,8 @@ import sys
 import time
 
 import numpy as np
-import openvino as ov
-import openvino_genai as genai
+import openvino as ov  # type: ignore[import-not-found]
+import openvino_genai as genai  # type: ignore[import-not-found]
 
 MODEL, THREADS = sys.argv[1], int(sys.argv[2])
 VOCABULARY = 49_152

@@ -39,7 +39,7 @@ def measure(
 
 def main() -> None:
     torch.set_num_threads(THREADS)
-    transformers.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model = transformers.AutoModelForCausalLM.from_pretrained(
         MODEL.parent, gguf_file=MODEL.name, dtype=torch.bfloat16
     )

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness.report import note
 from tknp.model.checkpoint import open_checkpoint
@@ -97,10 +97,10 @@ class Scripted:
         self._process.kill()
         self._process.wait()
 
-    def _answer(self) -> dict[str, object]:
+    def _answer(self) -> dict[str, Any]:
         for line in self._process.stdout or ():
             if line.startswith(_ANSWER):
-                answer: dict[str, object] = json.loads(line.removeprefix(_ANSWER))
+                answer: dict[str, Any] = json.loads(line.removeprefix(_ANSWER))
                 return answer
         words = self._process.stderr.read().split("\n") if self._process.stderr else []
         raise Absent(next((line for line in reversed(words) if line.strip()), "it ended"))
@@ -148,7 +148,13 @@ def _converted(programs: Path, dtype: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_suffix(".partial")
         source = open_checkpoint("smollm2").path
-        command = [programs / _QUANTIZE, "--allow-requantize", source, partial, dtype]
+        command = [
+            str(programs / _QUANTIZE),
+            "--allow-requantize",
+            str(source),
+            str(partial),
+            dtype,
+        ]
         try:
             subprocess.run(command, env=_libraries(programs), capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
