@@ -17,9 +17,9 @@ from tknp.attention.base import AttentionShape, DecodeAttention, RopeTable
 from tknp.attention.factory import decode_attention
 from tknp.attention.prefill import PrefillAttention
 from tknp.errors import InvalidValue
-from tknp.kernels.library import available
 from tknp.kernels.decode import KernelDecodeAttention, check_rope
 from tknp.kernels.dense import KernelDense
+from tknp.kernels.library import available
 from tknp.kernels.prefill import KernelPrefillAttention
 from tknp.model.dense import Dense, TorchDense
 from tknp.model.rope import rope_table
