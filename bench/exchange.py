@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -72,9 +73,9 @@ def own(kind: DataPlane, meeting: str, rows: int, layers: int) -> None:
 def latency_us(kind: DataPlane, rows: int, layers: int) -> float:
     """Median microseconds of a scatter of `rows` rows and the gather of their outputs."""
     meeting = f"127.0.0.1:{free_ports(1)[0]}"
-    context = multiprocessing.get_context("spawn")
-    owner = context.Process(target=own, args=(kind, meeting, rows, layers), daemon=True)
-    owner.start()
+    owner = subprocess.Popen(
+        [sys.executable, __file__, "--own", kind, meeting, str(rows), str(layers)]
+    )
     transport = connect(ROOT, kind, meeting)
     qkv, attention = buffers(rows)
     seconds = []
@@ -84,7 +85,7 @@ def latency_us(kind: DataPlane, rows: int, layers: int) -> float:
         transport.post([], [(OWNER, attention)], stream=0).wait()
         sent.wait()
         seconds.append(time.perf_counter() - began)
-    owner.join(TIMEOUT_S)
+    owner.wait(TIMEOUT_S)
     transport.close()
     return statistics.median(seconds) * 1e6
 
@@ -140,7 +141,13 @@ def expected_bytes() -> int:
 
 
 def main() -> None:
-    options: argparse.Namespace = parser(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--own", nargs=4, help=argparse.SUPPRESS)
+    options: argparse.Namespace = arguments.parse_args()
+    if options.own:  # this script's own second process
+        kind, meeting, count, layers = options.own
+        own(kind, meeting, int(count), int(layers))
+        return
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = latencies(200 if options.quick else 5000)
     rows += asyncio.run(in_step(options.threads, 16 if options.quick else 128))
