@@ -28,7 +28,7 @@ from harness.report import note
 from tknp.model.checkpoint import open_checkpoint
 
 _ANSWER = "peer: "
-_MODELS = Path("build/bench/models")
+_MODELS = Path(__file__).parents[2] / "build/bench/models"
 _BENCH, _QUANTIZE = "llama-batched-bench", "llama-quantize"
 
 
