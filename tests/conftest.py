@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# A shell starts background jobs with SIGINT ignored, and ignored it would stay in every child.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("tknp", deadline=None)  # how long an example takes depends on the machine
 settings.load_profile("tknp")
 
