@@ -61,7 +61,7 @@ class StepStreams:
         try:
             async for result in run(self._steps[node]):
                 if result.error:
-                    raise Unavailable(result.error)
+                    raise Unavailable(f"{place}: {result.error}")
                 if node == self._sampler:
                     self._sampled(result)
                 self._answers[result.step] += 1
