@@ -31,6 +31,7 @@ from tknp.v1.coordinator_pb2_grpc import CoordinatorStub
 from tknp.v1.inference_pb2 import (
     Chat,
     ChatMessage,
+    DetokenizeRequest,
     Finish,
     GenerateRequest,
     GenerateResponse,
@@ -195,6 +196,10 @@ class Client:
             request = TokenizeRequest(chat=Chat(messages=prompt))
         answer = await self._answer(self._inference.Tokenize(request, timeout=timeout_s))
         return received_ids(answer.token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int], timeout_s: float = CALL_TIMEOUT_S) -> str:
+        request = DetokenizeRequest(token_ids=pack_ids(token_ids))
+        return (await self._answer(self._inference.Detokenize(request, timeout=timeout_s))).text
 
     async def generate(
         self, request: GenerateRequest, timeout_s: float = GENERATE_TIMEOUT_S

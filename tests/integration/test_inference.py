@@ -259,3 +259,36 @@ async def test_no_pages_are_left_behind(pool: InProcessPool, client: Client) -> 
         assert books is not None
         books.check_integrity()
         assert books.free_tokens == books.total_tokens
+
+
+async def test_a_stop_string_ends_the_text_before_it_and_frees_the_request(client: Client) -> None:
+    whole = await complete(client, request_for("stop here", sampling(24)))
+    middle = whole.text[len(whole.text) // 2 :]
+    stop = middle[:3]
+    at = whole.text.find(stop)
+    request = request_for("stop here", sampling(24))
+    request.stop.extend(["never", stop])
+    before = await client.status()
+    found = await complete(client, request)
+    assert found.text == whole.text[:at]
+    assert found.finish is not None
+    assert found.finish.stop == stop
+    assert found.finish.reason == FinishReason.FINISH_REASON_STOP
+    assert found.finish.completion_tokens == len(found.token_ids) <= len(whole.token_ids)
+    assert found.token_ids == whole.token_ids[: len(found.token_ids)]
+    status = await client.status()
+    assert (status.completed, status.cancelled) == (before.completed + 1, before.cancelled)
+
+
+async def test_logprobs_carry_the_text_of_their_tokens(client: Client) -> None:
+    answer = await complete(client, request_for("texts", sampling(6, logprobs=2)))
+    spoken = b"".join(entry.token for entry in answer.logprobs)
+    assert spoken.decode(errors="replace") == answer.text
+    assert all(a.token or a.token_id >= 259 for e in answer.logprobs for a in e.alternatives)
+
+
+async def test_detokenize_is_the_inverse_of_tokenize(client: Client) -> None:
+    ids = await client.tokenize("h\u00e9llo \u4e16\u754c")
+    assert await client.detokenize(ids) == "h\u00e9llo \u4e16\u754c"
+    with pytest.raises(RequestFailed, match="token_ids"):
+        await client.detokenize([99_999])

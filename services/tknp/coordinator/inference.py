@@ -2,7 +2,7 @@
 
     Generate   prompt -> ids (off the event loop) -> checked -> queued -> tokens as they come
     GetModel   what a client has to know of the model
-    Tokenize   ids of a text or a chat
+    Tokenize, Detokenize   ids of a text or a chat, and back
 
 Tokens that are ready together go out in one message. A client that goes away ends its request, and
 so does a deadline: the call's own, or `timeout_s` if that is sooner.
@@ -22,13 +22,14 @@ from tknp.coordinator.request import NO_DEADLINE_S, Event, Request
 from tknp.coordinator.serving import Serving
 from tknp.errors import InvalidValue, TknpError
 from tknp.kv.holding import Key
+from tknp.model.stops import StreamText, check_stops
 from tknp.model.tokenizer import Tokenizer
 from tknp.rpc.convert import sampling_from
 from tknp.rpc.ids import pack_ids, unpack_ids
 from tknp.sampling.params import validate
 from tknp.v1 import inference_pb2 as pb
 from tknp.v1 import inference_pb2_grpc
-from tknp.v1.common_pb2 import FinishReason
+from tknp.v1.common_pb2 import FinishReason, Logprobs, Token
 
 _MAX_REQUEST_ID = 128
 
@@ -57,18 +58,25 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         accepted = pb.Accepted(request_id=name, prompt_tokens=len(request.prompt))
         try:
             yield pb.GenerateResponse(accepted=accepted)
-            detokenizer = self._tokenizer.stream()
+            text = StreamText(self._tokenizer.stream(), message.stop, request.params.min_tokens)
             finish = None
             while finish is None:
                 tokens, finish = await _next(request)
-                ids = [token.token_id for token in tokens]
-                text = "".join(map(detokenizer.push, ids))
-                response = pb.GenerateResponse(token_ids=pack_ids(ids), text=text)
-                if request.params.logprobs is not None:
-                    response.logprobs.extend(token.logprobs for token in tokens)
+                response = pb.GenerateResponse()
+                used = 0
+                while used < len(tokens) and text.stopped is None:
+                    response.text += text.push(tokens[used].token_id)
+                    used += 1
                 if finish is not None:
-                    response.text += detokenizer.flush()
-                    response.finish.CopyFrom(self._finish(request, finish))
+                    response.text += text.flush()
+                if text.stopped is not None:
+                    finish = FinishReason.FINISH_REASON_STOP
+                    serving.complete(request)
+                response.token_ids = pack_ids([token.token_id for token in tokens[:used]])
+                if request.params.logprobs is not None:
+                    response.logprobs.extend(map(self._with_text, tokens[:used]))
+                if finish is not None:
+                    response.finish.CopyFrom(self._finish(request, finish, text))
                 yield response
         finally:
             serving.cancel(request)
@@ -85,6 +93,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             eos_token_ids=model.eos_ids,
             has_chat_template=self._tokenizer.has_chat_template,
         )
+
+    async def Detokenize(
+        self, message: pb.DetokenizeRequest, context: Any
+    ) -> pb.DetokenizeResponse:
+        ids = self._known(unpack_ids("token_ids", message.token_ids))
+        return pb.DetokenizeResponse(text=await asyncio.to_thread(self._tokenizer.decode, ids))
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         ids = await self._encode(message)
@@ -105,6 +119,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if not (math.isfinite(timeout_s) and timeout_s >= 0):
             raise InvalidValue("timeout_s", timeout_s, "a number of seconds, 0 for no limit")
         allowed_s = min(timeout_s or NO_DEADLINE_S, NO_DEADLINE_S if call_s is None else call_s)
+        check_stops(message.stop)
         prompt = await self._encode(message)
         given = message.sampling.max_tokens if message.sampling.HasField("max_tokens") else None
         max_tokens = serving.scheduler.limits.output_tokens(len(prompt), given)
@@ -120,22 +135,39 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _encode(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> Sequence[int]:
         kind = message.WhichOneof("prompt")
         if kind == "token_ids" and isinstance(message, pb.GenerateRequest):
-            ids = unpack_ids("token_ids", message.token_ids)
-            for token in ids:
-                if token >= self._vocab_size:
-                    raise InvalidValue("token_ids", token, f"ids end at {self._vocab_size - 1}")
-            return ids
+            return self._known(unpack_ids("token_ids", message.token_ids))
         if kind == "chat":
             turns = [{"role": m.role, "content": m.content} for m in message.chat.messages]
             return await asyncio.to_thread(self._tokenizer.chat, turns)
-        return await asyncio.to_thread(self._tokenizer.encode, message.text)
+        special = True
+        if isinstance(message, pb.TokenizeRequest) and message.HasField("add_special_tokens"):
+            special = message.add_special_tokens
+        return await asyncio.to_thread(self._tokenizer.encode, message.text, special)
 
-    def _finish(self, request: Request, reason: FinishReason.ValueType) -> pb.Finish:
+    def _known(self, ids: list[int]) -> list[int]:
+        for token in ids:
+            if token >= self._vocab_size:
+                raise InvalidValue("token_ids", token, f"ids end at {self._vocab_size - 1}")
+        return ids
+
+    def _with_text(self, token: Token) -> Logprobs:
+        """The log probabilities of `token` and the text of every id that they name."""
+        found = Logprobs()
+        found.CopyFrom(token.logprobs)
+        found.token = self._tokenizer.token_bytes(token.token_id)
+        for alternative in found.alternatives:
+            alternative.token = self._tokenizer.token_bytes(alternative.token_id)
+        return found
+
+    def _finish(
+        self, request: Request, reason: FinishReason.ValueType, text: StreamText
+    ) -> pb.Finish:
         now = self._driver.clock()
         return pb.Finish(
             reason=reason,
             prompt_tokens=len(request.prompt),
-            completion_tokens=len(request.generated),
+            completion_tokens=text.tokens,
+            stop=text.stopped or "",
             owner=request.owner,
             timings=pb.Timings(
                 queue_s=request.placed_s - request.arrived_s,

@@ -76,8 +76,12 @@ class CoordinatorMetrics:
             self._itl.observe(now_s - request.token_s)
         request.token_s = now_s
         if last:
-            self._e2e.observe(now_s - request.arrived_s)
-            self._normalized.observe((now_s - request.arrived_s) / count)
+            self.completed(request, now_s)
+
+    def completed(self, request: Request, now_s: float) -> None:
+        """`request` has ended well."""
+        self._e2e.observe(now_s - request.arrived_s)
+        self._normalized.observe((now_s - request.arrived_s) / len(request.generated))
 
     def step(self, launch_s: float, streams_s: float) -> None:
         """Between a step's result and the next one sent, and on handing tokens to streams."""

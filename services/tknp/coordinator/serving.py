@@ -95,6 +95,13 @@ class Serving:
             self._counts.cancelled += 1
             self._end(request)
 
+    def complete(self, request: Request) -> None:
+        """Its text has ended at a stop string. Harmless if the request has ended."""
+        if not request.ended:
+            self._counts.completed += 1
+            self._metrics.completed(request, self._clock())
+            self._end(request)
+
     def fail_all(self, reason: str) -> None:
         for request in self.scheduler.live:
             self.fail_request(request, Unavailable(reason))

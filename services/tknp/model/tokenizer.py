@@ -8,6 +8,7 @@ stream.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,23 @@ from tknp.model.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+_SPACE = "\u2581"  # SentencePiece writes spaces so
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_letters() -> dict[str, int]:
+    """Byte that each letter of a byte-level vocabulary stands for.
+
+    Bytes that print stand for themselves, the others for the letters from U+0100 on, in order.
+    """
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printing]
+    letters = {chr(byte): byte for byte in printing}
+    return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_letters()
 
 
 class Tokenizer:
@@ -37,11 +55,10 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
         self.bos_id: int | None = library.bos_token_id
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
-        self.special_ids: frozenset[int] = frozenset(
-            index
-            for index, token in self._backend.get_added_tokens_decoder().items()
-            if token.special
-        )
+        added = self._backend.get_added_tokens_decoder()
+        self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special)
+        self._added = frozenset(added)
+        self._byte_level = "ByteLevel" in repr(self._backend.decoder)
 
     @property
     def has_chat_template(self) -> bool:
@@ -54,6 +71,19 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens; damaged UTF-8 becomes U+FFFD."""
         return self._backend.decode(ids, skip_special_tokens=True)
+
+    def token_bytes(self, index: int) -> bytes:
+        """Text of one id; not always whole characters. Empty for ids without a token."""
+        token: str | None = self._backend.id_to_token(index)
+        if token is None:
+            return b""
+        if index in self._added:
+            return token.encode()
+        if self._byte_level:
+            return bytes(_BYTE_OF.get(letter, 0x3F) for letter in token)
+        if (byte := _BYTE_TOKEN.fullmatch(token)) is not None:
+            return bytes.fromhex(byte[1])
+        return token.replace(_SPACE, " ").encode()
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Ids of a conversation of `role` and `content`, up to where the assistant answers.
