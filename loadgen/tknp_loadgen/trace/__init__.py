@@ -1,0 +1,1 @@
+"""Traces: what a run sends and when, fixed before anything is sent."""
