@@ -302,6 +302,7 @@ def templates(target: Target, pages: list[common_pb2.Placement]) -> dict[str, li
         GenerateRequest(chat=turns, sampling=sampling),
         inference_pb2.TokenizeRequest(text="hello"),
         inference_pb2.TokenizeRequest(chat=turns),
+        inference_pb2.DetokenizeRequest(token_ids=ids),
         inference_pb2.GetModelRequest(),
         coordinator_pb2.GetStatusRequest(),
         common_pb2.DescribeRequest(),
