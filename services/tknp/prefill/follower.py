@@ -98,6 +98,11 @@ async def _answer(
             await running
             if message.last:
                 answer.transferred_bytes = await requests.finish(key)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        answer.error = f"{key} was aborted before this chunk was computed"
     except Exception as error:
         answer.error = str(error) or type(error).__name__
     done.put_nowait(answer)

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from tknp.config import PoolConfig
+from tknp.kernels.mailbox import choose_lanes
 from tknp.layout.rank import Rank
 from tknp.metrics.http import MetricsServer
 from tknp.pool import Pool, open_pool
@@ -37,6 +38,7 @@ def data_plane(pool: Pool, replica: int, t: int, device: torch.device) -> Transp
         Rank(0, t), 1, len(mine.addresses), kind=config.transport,
         addresses=mine.addresses, meeting=mine.data_plane,
         epoch=config.epoch, timeout_s=config.timeout_s, device=device, interface=config.interface,
+        choose_lanes=choose_lanes,
     )  # fmt: skip
 
 
