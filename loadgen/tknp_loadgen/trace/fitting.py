@@ -69,6 +69,8 @@ def fit_spans(
 ) -> list[dict[str, Any]]:
     """For each row a span of `content`, from a word somewhere in it, of exactly so many tokens."""
     starts = [0, *(i + 1 for i, letter in enumerate(content) if letter.isspace())]
+    if int(lengths.max()) > len(content.encode()):  # no tokenizer makes more than one a byte
+        raise FileError(path, 0, f"is shorter than a prompt of {lengths.max()} tokens")
     draws = Draws(seed, STREAM)
     spans: list[dict[str, Any]] = []
     taken: set[tuple[int, int]] = set()

@@ -1,0 +1,1 @@
+"""A server with known timing: what the load generator is checked and measured against."""

@@ -1,0 +1,1 @@
+"""What records mean: metrics, attainment, validity."""

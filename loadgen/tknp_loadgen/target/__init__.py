@@ -1,0 +1,1 @@
+"""How to talk to a server: one module an API, all behind `base.Target`."""
