@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -24,11 +25,12 @@ demo: $(VENV)/demo.stamp ## start a pool on this machine, watch it answer, stop 
 
 # Many tests run several ranks at once, as threads or processes. One OpenMP thread a rank is faster
 # than all of them fighting over few cores; tests of thread counts set their own.
-test: $(VENV)/dev.stamp ## run the tests; ARGS go to pytest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full and not soak" $(ARGS)
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(VENV)/dev.stamp ## run the tests by WORKERS=2 processes; ARGS go to pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not full and not soak" $(ARGS)
 
 test-full: $(VENV)/dev.stamp ## run the tests and every further combination
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not soak" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not soak" $(ARGS)
 
 soak: $(VENV)/dev.stamp ## ten minutes under load while clients and prefill replicas die
 	$(BIN)/python -m pytest -m soak -s tests/soak $(ARGS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -50,7 +50,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
         for _ in range(count * ATTEMPTS_A_PORT):
             if len(ports) == count:
                 break
-            port = random.randint(LOWEST, highest)
+            port = LOWEST + secrets.randbelow(highest - LOWEST + 1)
             with suppress(OSError):
                 held.enter_context(_bind(host, port))
                 ports.append(port)
