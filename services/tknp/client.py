@@ -188,10 +188,15 @@ class Client:
         return await self._answer(self._inference.GetModel(GetModelRequest(), timeout=timeout_s))
 
     async def tokenize(
-        self, prompt: str | Sequence[ChatMessage], timeout_s: float = CALL_TIMEOUT_S
+        self,
+        prompt: str | Sequence[ChatMessage],
+        timeout_s: float = CALL_TIMEOUT_S,
+        *,
+        add_special_tokens: bool = True,
     ) -> list[int]:
+        """Ids of a text or a chat. `add_special_tokens`: of a text, such as BOS."""
         if isinstance(prompt, str):
-            request = TokenizeRequest(text=prompt)
+            request = TokenizeRequest(text=prompt, add_special_tokens=add_special_tokens)
         else:
             request = TokenizeRequest(chat=Chat(messages=prompt))
         answer = await self._answer(self._inference.Tokenize(request, timeout=timeout_s))

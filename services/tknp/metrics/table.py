@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
-Service = Literal["coordinator", "prefill", "decode-root", "attention-owner"]
+Service = Literal["gateway", "coordinator", "prefill", "decode-root", "attention-owner"]
 
+GATEWAY: tuple[Service, ...] = ("gateway",)
 COORDINATOR: tuple[Service, ...] = ("coordinator",)
 PREFILL: tuple[Service, ...] = ("prefill",)
 OWNER: tuple[Service, ...] = ("attention-owner",)
 RANK: tuple[Service, ...] = ("decode-root", "attention-owner")
-ALL: tuple[Service, ...] = (*COORDINATOR, *PREFILL, *RANK)
+ALL: tuple[Service, ...] = (*GATEWAY, *COORDINATOR, *PREFILL, *RANK)
 
 # Long prompts take minutes, short ones milliseconds.
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -220,6 +221,42 @@ TRANSFERS_ABORTED = Metric(
     "Prompts given up before their owners had all of their KV, by the gRPC status of the cause; "
     "cancelled: the caller went away.",
     PREFILL, ("replica", "reason"),
+)  # fmt: skip
+
+# --- gateway -------------------------------------------------------------------------------------
+
+GATEWAY_REQUESTS = Metric(
+    "tknp_gateway_requests_total", "counter",
+    "Answered requests by endpoint and HTTP status, or gRPC status in lower case.",
+    GATEWAY, ("endpoint", "status"),
+)  # fmt: skip
+GATEWAY_INFLIGHT = Metric(
+    "tknp_gateway_inflight", "gauge", "Streams of tokens under way, by whose key.",
+    GATEWAY, ("tenant",),
+)  # fmt: skip
+GATEWAY_TOKENS_INFLIGHT = Metric(
+    "tknp_gateway_inflight_tokens", "gauge",
+    "Tokens, prompt and longest output, of the streams under way, by whose key.",
+    GATEWAY, ("tenant",),
+)  # fmt: skip
+GATEWAY_TTFT = Metric(
+    "tknp_gateway_time_to_first_token_seconds", "histogram",
+    "From a stream's start at the gateway until its first token is there.",
+    GATEWAY, buckets=_WAIT_S,
+)  # fmt: skip
+GATEWAY_CHUNK_GAP = Metric(
+    "tknp_gateway_inter_chunk_seconds", "histogram",
+    "Between two chunks of a stream as they come from the pool; tokens ready together are one.",
+    GATEWAY, buckets=_TOKEN_S,
+)  # fmt: skip
+GATEWAY_REPLAYS = Metric(
+    "tknp_gateway_replays_total", "counter",
+    "Streams that lost their pool and were submitted again, by whether tokens had come.",
+    GATEWAY, ("stage",),
+)  # fmt: skip
+GATEWAY_POOLS = Metric(
+    "tknp_gateway_pools", "gauge", "Pools that are named, by whether they take requests.",
+    GATEWAY, ("state",),
 )  # fmt: skip
 
 TABLE: tuple[Metric, ...] = tuple(

@@ -1,0 +1,134 @@
+"""What both faces of the gateway do with a request: check it, admit it, run it, count it.
+
+prompt -> ids at the pool (its tokenizer, off its event loop) -> lengths known
+       -> tenant and replica limits -> `Generations.run` -> limits given back
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+from tknp.client import Client
+from tknp.errors import CapacityError, InvalidValue
+from tknp.gateway.generation import Ask, Generations, Piece
+from tknp.gateway.keys import Keys, Tenant, read_keys
+from tknp.gateway.metrics import GatewayMetrics
+from tknp.gateway.pools import Pools
+from tknp.gateway.settings import GatewaySettings
+from tknp.rpc.pem import read_token
+from tknp.v1.common_pb2 import Sampling
+from tknp.v1.inference_pb2 import ChatMessage, GetModelResponse
+
+Prompt = str | Sequence[int] | Sequence[ChatMessage]
+_SEED_BITS = 63
+
+
+class Gateway:
+    """One replica. `start` before, `close` after."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.keys: Keys = read_keys(settings.keys_file)
+        self.metrics = GatewayMetrics(self)
+        token = settings.token_file and read_token("token_file", settings.token_file)
+        self.pools = Pools(
+            settings.pools, lambda target: Client(target, settings.tls_ca, token or None)
+        )
+        self._generations = Generations(
+            self.pools, settings.replays, settings.replay_wait_s, self.metrics.replayed
+        )
+        self.inflight = 0
+
+    async def start(self) -> None:
+        await self.pools.start()
+
+    async def close(self) -> None:
+        await self.pools.close()
+
+    async def encode(self, model: str, prompt: Prompt, special: bool = True) -> list[int]:
+        """Ids of a prompt, by the tokenizer of `model`."""
+        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+            return [item for item in prompt if isinstance(item, int)]
+        text = prompt if isinstance(prompt, str) else [p for p in prompt if not isinstance(p, int)]
+        client = self.pools.pick(model).client
+        return await client.tokenize(text, add_special_tokens=special)
+
+    async def decode(self, model: str, ids: Sequence[int]) -> str:
+        """Text of `ids`, by the tokenizer of `model`."""
+        return await self.pools.pick(model).client.detokenize(ids)
+
+    def ask(
+        self, model: str, prompt: Sequence[int], sampling: Sampling, tenant: Tenant, *,
+        stop: Sequence[str] = (), priority: int = 0, timeout_s: float | None = None,
+        request_id: str = "",
+    ) -> Ask:  # fmt: skip
+        """A checked request. Fills in what the client left open: seed and longest output.
+
+        Raises InvalidValue for what no pool of `model` could take.
+        """
+        known = self.pools.model(model)
+        chosen = Sampling()
+        chosen.CopyFrom(sampling)
+        if not chosen.HasField("seed"):
+            chosen.seed = secrets.randbits(_SEED_BITS)
+        if not chosen.HasField("max_tokens"):
+            room = known.max_model_len - len(prompt)
+            chosen.max_tokens = max(1, min(self.settings.max_output_tokens, room))
+        self._check_lengths(known, prompt, chosen)
+        if priority > tenant.priority:
+            raise InvalidValue("priority", priority, f"{tenant.name} may ask for {tenant.priority}")
+        allowed_s = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
+        return Ask(
+            request_id or f"gw-{uuid.uuid4().hex}", model, prompt, chosen, tuple(stop), priority,
+            time.monotonic() + allowed_s,
+        )  # fmt: skip
+
+    @asynccontextmanager
+    async def admitted(self, tenant: Tenant, asks: Sequence[Ask]) -> AsyncIterator[None]:
+        """Count `asks` as in flight; raises CapacityError where a limit is reached."""
+        limit = self.settings.max_inflight
+        if self.inflight + len(asks) > limit:
+            raise CapacityError(f"{self.inflight} requests are in flight, max_inflight={limit}")
+        admitted: list[int] = []
+        try:
+            for ask in asks:
+                tokens = len(ask.prompt) + ask.sampling.max_tokens
+                tenant.admit(tokens)
+                admitted.append(tokens)
+            self.inflight += len(asks)
+            try:
+                yield
+            finally:
+                self.inflight -= len(asks)
+        finally:
+            for tokens in admitted:
+                tenant.leave(tokens)
+
+    async def run(self, ask: Ask) -> AsyncIterator[Piece]:
+        """Pieces of an admitted request; close it to cancel."""
+        began_s = time.monotonic()
+        async with aclosing(self._generations.run(ask)) as pieces:  # type: ignore[type-var]
+            watch = self.metrics.watch(began_s)
+            async for piece in pieces:
+                watch.piece(piece)
+                yield piece
+
+    def _check_lengths(
+        self, model: GetModelResponse, prompt: Sequence[int], sampling: Sampling
+    ) -> None:
+        longest = self.settings.max_prompt_tokens
+        if longest is not None and len(prompt) > longest:
+            raise InvalidValue("prompt", f"{len(prompt)} tokens", f"at most {longest} are taken")
+        if not prompt:
+            raise InvalidValue("prompt", "", "must have at least one token")
+        whole = len(prompt) + sampling.max_tokens
+        if whole > model.max_model_len:
+            raise InvalidValue(
+                "max_tokens", sampling.max_tokens,
+                f"{len(prompt)} tokens of prompt leave room for {model.max_model_len - len(prompt)}"
+                f": {model.name} takes {model.max_model_len} in all",
+            )  # fmt: skip

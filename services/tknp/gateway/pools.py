@@ -1,0 +1,190 @@
+"""The pools behind a gateway: where they are, whether they are ready, and which to ask.
+
+    targets -> addresses (a DNS name may have many, and they change)
+            -> one Upstream each: GetModel once, GetStatus every second
+            -> pick: the ready one of a model with the least to do
+
+A pool is asked for as long as it is named. One that doesn't answer, or says that it is not ready,
+gets no requests until it does; what runs there is the business of `tknp.gateway.generation`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+from tknp.client import Client
+from tknp.errors import TknpError, Unavailable
+from tknp.v1.coordinator_pb2 import Status
+from tknp.v1.inference_pb2 import GetModelResponse
+
+log = logging.getLogger(__name__)
+_LOOK_S = 1.0
+_RESOLVE_S = 5.0
+_CALL_S = 3.0
+_DNS = "dns:"
+
+
+class UnknownModel(TknpError):
+    """No pool serves a model of that name."""
+
+    status = "NOT_FOUND"
+
+
+class Upstream:
+    """One pool. `inflight`: requests of this replica that it has now."""
+
+    def __init__(self, target: str, client: Client) -> None:
+        self.target = target
+        self.client = client
+        self.model: GetModelResponse | None = None
+        self.status: Status | None = None
+        self.error = "it has not answered yet"
+        self.inflight = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.model is not None and not self.error
+
+    @property
+    def load(self) -> int:
+        """Requests that it has, as it said last or as this replica knows better."""
+        said = self.status
+        known = said.queued + said.prefilling + said.running if said is not None else 0
+        return max(known, self.inflight)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """A request is there for as long as the context lasts."""
+        self.inflight += 1
+        try:
+            yield
+        finally:
+            self.inflight -= 1
+
+    def lost(self, reason: str) -> None:
+        """It broke a call: nobody is sent there until it answers again."""
+        self.error = reason
+
+    async def look(self) -> None:
+        """Ask how it is."""
+        try:
+            self.status = await self.client.status(_CALL_S)
+            if not self.status.ready:
+                self.error = self.status.error or "it is not ready"
+                return
+            if self.model is None:
+                self.model = await self.client.model(_CALL_S)
+            self.error = ""
+        except TknpError as error:
+            self.error = str(error)
+
+
+class Pools:
+    """Every pool that `targets` name. `connect` makes a client of an address."""
+
+    def __init__(self, targets: Sequence[str], connect: Callable[[str], Client]) -> None:
+        self._targets = tuple(targets)
+        self._connect = connect
+        self._upstreams: dict[str, Upstream] = {}
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def upstreams(self) -> list[Upstream]:
+        return list(self._upstreams.values())
+
+    @property
+    def models(self) -> list[GetModelResponse]:
+        """Models that have been seen, one of each name."""
+        found = {u.model.name: u.model for u in self.upstreams if u.model is not None}
+        return [found[name] for name in sorted(found)]
+
+    async def start(self) -> None:
+        """Find the pools and keep looking after them; returns after a first look."""
+        await self._resolve()
+        await self._look()
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        for upstream in self.upstreams:
+            await upstream.client.close()
+
+    def model(self, name: str) -> GetModelResponse:
+        """The model called `name`; raises UnknownModel, or Unavailable while it may yet appear."""
+        for model in self.models:
+            if model.name == name:
+                return model
+        silent = [u for u in self.upstreams if u.model is None]
+        if silent or not self._upstreams:
+            raise Unavailable(self._why(silent))
+        known = ", ".join(model.name for model in self.models)
+        raise UnknownModel(f"model={name!r}: no pool serves it; served here: {known}")
+
+    def pick(self, name: str) -> Upstream:
+        """The ready pool of model `name` with the least to do; raises as `model` does."""
+        self.model(name)
+        serving = [u for u in self.upstreams if u.model is not None and u.model.name == name]
+        ready = [u for u in serving if u.ready]
+        if not ready:
+            raise Unavailable(self._why(serving))
+        return min(ready, key=lambda upstream: upstream.load)
+
+    async def wait(self, name: str, longest_s: float) -> Upstream:
+        """As `pick`, but waits for a pool to come (back); raises what `pick` said last."""
+        try:
+            async with asyncio.timeout(longest_s):
+                while True:
+                    with contextlib.suppress(Unavailable):
+                        return self.pick(name)
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return self.pick(name)
+
+    def _why(self, upstreams: Sequence[Upstream]) -> str:
+        if not upstreams:
+            return f"no pool is found at {', '.join(self._targets)}"
+        return "; ".join(f"the pool at {u.target} takes no requests: {u.error}" for u in upstreams)
+
+    async def _run(self) -> None:
+        looks = 0
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            looks += 1
+            if looks * _LOOK_S % _RESOLVE_S == 0:
+                await self._resolve()
+            await self._look()
+
+    async def _look(self) -> None:
+        await asyncio.gather(*(upstream.look() for upstream in self.upstreams))
+        self._changed.set()
+
+    async def _resolve(self) -> None:
+        found: list[str] = []
+        for target in self._targets:
+            found += await _addresses(target) if target.startswith(_DNS) else [target]
+        for address in found:
+            if address not in self._upstreams:
+                self._upstreams[address] = Upstream(address, self._connect(address))
+        for address in self._upstreams.keys() - set(found):
+            if self._upstreams[address].inflight == 0:
+                await self._upstreams.pop(address).client.close()
+
+
+async def _addresses(target: str) -> list[str]:
+    """Every address of dns:HOST:PORT; none while the name doesn't resolve."""
+    host, _, port = target.removeprefix(_DNS).rpartition(":")
+    loop = asyncio.get_running_loop()
+    try:
+        infos = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        log.warning("%s does not resolve: %s", target, error)
+        return []
+    hosts = sorted({str(info[4][0]) for info in infos})
+    return [f"[{h}]:{port}" if ":" in h else f"{h}:{port}" for h in hosts]
