@@ -179,13 +179,15 @@ class Finish(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
-    OWNER_FIELD_NUMBER: _builtins.int
+    OWNERS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
-    owner: _builtins.int
-    """node that held the KV"""
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """nodes that held the KV"""
+
     @_builtins.property
     def timings(self) -> Global___Timings: ...
     def __init__(
@@ -194,12 +196,12 @@ class Finish(_message.Message):
         reason: _common_pb2.FinishReason.ValueType = ...,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
-        owner: _builtins.int = ...,
+        owners: _abc.Iterable[_builtins.int] | None = ...,
         timings: Global___Timings | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "owner", b"owner", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "owners", b"owners", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
