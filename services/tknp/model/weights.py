@@ -2,10 +2,13 @@
 
 Projections that read the same input are stored as one matrix, so that each is one matrix product:
 
-    qkv      [q heads | k heads | v heads] rows      column-parallel
-    output   columns of the same q heads             row-parallel
-    gate_up  [gate columns | up columns] rows        column-parallel
-    down     the same MLP columns                    row-parallel
+    qkv      [q columns | k columns | v columns] as rows  column-parallel
+    output   columns of the same q heads                  row-parallel
+    gate_up  [gate columns | up columns] as rows          column-parallel
+    down     the same MLP columns                         row-parallel
+
+Where dense work is spread over nodes, `output` holds part of its TP slice's columns, and so does
+`qkv` if the shard projects a part (see `Shard`).
 
 Every matrix is allocated once and filled from the checkpoint in pieces, so that loading needs
 little memory beyond the weights themselves.
@@ -29,11 +32,11 @@ _PIECE_BYTES = 16 << 20  # of float32: bounds what dequantizing needs beside the
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer on one of T ranks; D is the hidden size, F_t the MLP columns of a rank."""
+    """One decoder layer on one rank; D is the hidden size, F_t the MLP columns of a rank."""
 
     input_norm: Tensor  # [D]
-    qkv: Tensor  # [(Hq_t + 2 Hkv_t) dh, D]
-    output: Tensor  # [D, Hq_t dh]
+    qkv: Tensor  # [projected_width, D]
+    output: Tensor  # [D, output_columns]
     mlp_norm: Tensor  # [D]
     gate_up: Tensor  # [2 F_t, D]
     down: Tensor  # [D, F_t]
@@ -62,12 +65,24 @@ class ShardWeights:
 
 
 class _Part(NamedTuple):
-    """Rows (and columns) of checkpoint tensor `name` that fill `target`."""
+    """Rows (and columns) of checkpoint tensor `name` that fill `target`.
+
+    `heads`: the rows belong to heads, which formats may reorder inside a head.
+    """
 
     target: Tensor
     name: str
     rows: range
     columns: range | None = None
+    heads: bool = False
+
+
+class _Piece(NamedTuple):
+    """`kept` of the rows `read` fill `target`; `read` is `kept` widened to whole heads."""
+
+    target: Tensor
+    read: range
+    kept: range
 
 
 def load_shard(
@@ -91,8 +106,8 @@ def load_shard(
     layers = {
         layer: LayerWeights(
             input_norm=empty(d),
-            qkv=empty(shard.qkv_width, d),
-            output=empty(d, shard.q_width),
+            qkv=empty(shard.projected_width, d),
+            output=empty(d, len(shard.output_columns)),
             mlp_norm=empty(d),
             gate_up=empty(2 * len(shard.mlp_columns), d),
             down=empty(d, len(shard.mlp_columns)),
@@ -109,7 +124,9 @@ def load_shard(
     try:
         for part in _parts(weights):
             for piece in _pieces(part, config.head_dim):
-                piece.target.copy_(source.read(piece.name, piece.rows, piece.columns))
+                values = source.read(part.name, piece.read, part.columns)
+                first = piece.kept.start - piece.read.start
+                piece.target.copy_(values[first : first + len(piece.kept)])
                 done += piece.target.nbytes
                 if progress is not None:
                     progress(done, weights.size_bytes)
@@ -134,30 +151,36 @@ def _parts(weights: ShardWeights) -> Iterator[_Part]:
 
 def _layer_parts(shard: Shard, layer: int, target: LayerWeights) -> Iterator[_Part]:
     every = range(shard.config.hidden_size)
-    q_rows, kv_rows = _head_rows(shard, shard.q_heads), _head_rows(shard, shard.kv_heads)
-    q, k, v = torch.split(target.qkv, [shard.q_width, shard.kv_width, shard.kv_width])
+    dh = shard.config.head_dim
+    first_q, first_kv = shard.q_heads.start * dh, shard.kv_heads.start * dh
+    q_rows, kv_rows = _shifted(shard.q_columns, first_q), _shifted(shard.kv_columns, first_kv)
+    q, k, v = torch.split(target.qkv, [len(q_rows), len(kv_rows), len(kv_rows)])
     gate, up = target.gate_up.chunk(2)
     names = layer_names(layer)
     yield _Part(target.input_norm, names["input_norm"], every)
-    yield _Part(q, names["q"], q_rows, every)
-    yield _Part(k, names["k"], kv_rows, every)
+    yield _Part(q, names["q"], q_rows, every, heads=True)
+    yield _Part(k, names["k"], kv_rows, every, heads=True)
     yield _Part(v, names["v"], kv_rows, every)
-    yield _Part(target.output, names["output"], every, q_rows)
+    yield _Part(target.output, names["output"], every, _shifted(shard.output_columns, first_q))
     yield _Part(target.mlp_norm, names["mlp_norm"], every)
     yield _Part(gate, names["gate"], shard.mlp_columns, every)
     yield _Part(up, names["up"], shard.mlp_columns, every)
     yield _Part(target.down, names["down"], every, shard.mlp_columns)
 
 
-def _head_rows(shard: Shard, heads: range) -> range:
-    dh = shard.config.head_dim
-    return range(heads.start * dh, heads.stop * dh)
+def _shifted(columns: range, by: int) -> range:
+    return range(columns.start + by, columns.stop + by)
 
 
-def _pieces(part: _Part, head_dim: int) -> Iterator[_Part]:
-    """Cut a part into runs of rows that are small in float32, whole heads each."""
+def _pieces(part: _Part, head_dim: int) -> Iterator[_Piece]:
+    """Cut a part into runs of rows that are small in float32, of whole heads where it has them."""
+    rows, unit = part.rows, head_dim if part.heads else 1
     width = 1 if part.columns is None else max(len(part.columns), 1)
-    step = max(_PIECE_BYTES // (4 * width * head_dim), 1) * head_dim
-    for start in range(0, len(part.rows), step):
-        rows = part.rows[start : start + step]
-        yield part._replace(target=part.target[start : start + len(rows)], rows=rows)
+    step = max(_PIECE_BYTES // (4 * width * unit), 1) * unit
+    if not rows:
+        return
+    stop = -(-rows.stop // unit) * unit
+    for start in range(rows.start // unit * unit, stop, step):
+        read = range(start, min(start + step, stop))
+        kept = range(max(read.start, rows.start), min(read.stop, rows.stop))
+        yield _Piece(part.target[kept.start - rows.start : kept.stop - rows.start], read, kept)
