@@ -263,7 +263,7 @@ def draw_layout(draw: st.DrawFn) -> Layout:
 @st.composite
 def draw_rows(draw: st.DrawFn, layout: Layout) -> tuple[int, ...]:
     owned = draw(st.lists(st.integers(0, 4), min_size=layout.nodes, max_size=layout.nodes))
-    return tuple(rows if n in layout.owners else 0 for n, rows in enumerate(owned))
+    return tuple(rows if n in layout.owners[0] else 0 for n, rows in enumerate(owned))
 
 
 @st.composite

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tknp.layout.program import Kind, Transfer
+from tknp.layout.program import ID_BYTES, LOGIT_BYTES, Kind, Transfer
 from tknp.layout.rank import Rank
-from tknp.layout.tknp import ID_BYTES, LOGIT_BYTES
 from tknp.model.config import RESIDUAL_BYTES
 
 
@@ -119,7 +118,7 @@ def test_every_row_passes_every_layer_and_its_id_returns(
     }
     assert symbols.attended == everything
     for t in range(layout.tp):
-        assert symbols.ids[Rank(layout.first_root, t)] == set(range(step.batch))
+        assert symbols.ids[Rank(layout.first_root(0), t)] == set(range(step.batch))
 
 
 @pytest.mark.parametrize("kind", [Kind.PROJECT, Kind.ATTEND, Kind.FINISH, Kind.EMBED])

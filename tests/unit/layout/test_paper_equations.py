@@ -101,11 +101,11 @@ def test_shapes_follow_equations_1_and_2(data: st.DataObject, steps: Any) -> Non
     for rank in layout.ranks():
         assert layout.shard(rank).qkv_width == qkv
     for layer, t in _transfers(step, Kind.SCATTER):
-        assert t.src.node == layout.roots[layer]
+        assert t.src.node == layout.roots(0)[layer]
         assert t.shape == (step.rows[t.dst.node], qkv)
         assert t.item_bytes == ITEM_BYTES[layout.dtype]
     for layer, t in _transfers(step, Kind.GATHER):
-        assert t.dst.node == layout.roots[layer]
+        assert t.dst.node == layout.roots(0)[layer]
         assert t.shape == (step.rows[t.src.node], config.q_heads // layout.tp * config.head_dim)
         assert t.item_bytes == ITEM_BYTES[layout.dtype]
 
@@ -119,7 +119,7 @@ def test_payload_follows_equation_3(data: st.DataObject, steps: Any) -> None:
     kv_heads = max(config.kv_heads, layout.tp)
     row = 2 * layout.item_bytes * (config.q_heads + kv_heads) * config.head_dim // layout.tp
     payload = _payload(step)
-    for layer, root in enumerate(layout.roots):
+    for layer, root in enumerate(layout.roots(0)):
         for t in range(layout.tp):
             assert payload.get((layer, t), 0) == row * (step.batch - step.rows[root])
 
@@ -136,7 +136,7 @@ def test_output_follows_equation_5(data: st.DataObject, steps: Any) -> None:
 
 
 def test_attention_moves_no_row_of_the_root(published: Any) -> None:
-    roots = published.layout.roots
+    roots = published.layout.roots(0)
     for kind in (Kind.SCATTER, Kind.GATHER):
         for layer, t in _transfers(published, kind):
             start, stop = published.spans[roots[layer]]

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tknp.errors import InvalidValue
+from tknp.layout.derive import derive as derive_groups
 from tknp.layout.program import Kind, Op, Transfer, sent_bytes
 from tknp.layout.rank import Rank
+from tknp.layout.rows import Group
 from tknp.layout.tknp import derive
 
 MOVES = (Kind.SCATTER, Kind.GATHER, Kind.HANDOFF, Kind.SAMPLE, Kind.FEEDBACK)
@@ -97,7 +99,7 @@ def test_dense_work_covers_the_batch_once_at_the_root(data: st.DataObject, steps
     kinds = (Kind.PROJECT, Kind.FINISH) if layout.tp == 1 else (Kind.PROJECT, Kind.OUTPUT, Kind.MLP)
     expected = Counter(
         (Rank(root, t), kind, layer)
-        for layer, root in enumerate(layout.roots)
+        for layer, root in enumerate(layout.roots(0))
         for t in range(layout.tp)
         for kind in kinds
     )
@@ -111,7 +113,7 @@ def test_dense_work_covers_the_batch_once_at_the_root(data: st.DataObject, steps
 def test_endpoints_run_once_on_their_node(data: st.DataObject, steps: Any) -> None:
     step = data.draw(steps)
     layout = step.layout
-    for kind, node in ((Kind.EMBED, layout.first_root), (Kind.SAMPLE, layout.sampler)):
+    for kind, node in ((Kind.EMBED, layout.first_root(0)), (Kind.SAMPLE, layout.sampler(0))):
         where = sorted(rank for rank, _ in step.kinds(kind))
         assert where == ([Rank(node, t) for t in range(layout.tp)] if step.batch else [])
 
@@ -123,10 +125,10 @@ def test_residual_stream_is_handed_over_only_where_the_root_changes(
 ) -> None:
     step = data.draw(steps)
     layout = step.layout
-    receivers = [*layout.roots[1:], layout.sampler]
+    receivers = [*layout.roots(0)[1:], layout.sampler(0)]
     expected = {
         (layer, Rank(src, t), Rank(dst, t))
-        for layer, (src, dst) in enumerate(zip(layout.roots, receivers, strict=True))
+        for layer, (src, dst) in enumerate(zip(layout.roots(0), receivers, strict=True))
         for t in range(layout.tp)
         if src != dst and step.batch
     }
@@ -140,9 +142,9 @@ def test_residual_stream_is_handed_over_only_where_the_root_changes(
 @given(data=st.data())
 def test_ids_return_to_every_rank_of_the_first_root(data: st.DataObject, steps: Any) -> None:
     step = data.draw(steps)
-    layout, drawer = step.layout, Rank(step.layout.sampler, 0)
+    layout, drawer = step.layout, Rank(step.layout.sampler(0), 0)
     found = {t.dst for _, op in step.kinds(Kind.FEEDBACK) for t in op.recvs}
-    readers = {Rank(layout.first_root, t) for t in range(layout.tp)} - {drawer}
+    readers = {Rank(layout.first_root(0), t) for t in range(layout.tp)} - {drawer}
     assert found == (readers if step.batch else set())
     assert {r for r, op in step.kinds(Kind.FEEDBACK) if op.sends} <= {drawer}
 
@@ -172,14 +174,17 @@ def _reduces(program: tuple[Op, ...]) -> list[Op]:
 def test_programs_of_equal_arguments_are_equal(data: st.DataObject, steps: Any) -> None:
     """Also on another process, which derives them from a layout of its own."""
     step = data.draw(steps)
-    twin = replace(step.layout, blocks=tuple(replace(b) for b in step.layout.blocks))
+    held = tuple(tuple(replace(block) for block in blocks) for blocks in step.layout.held)
+    twin = replace(step.layout, held=held)
     assert twin is not step.layout
     for rank in step.layout.ranks():
         assert derive(twin, list(step.rows), rank) == step.programs[rank]
 
 
 def test_no_context_length_enters_a_program() -> None:
-    assert list(inspect.signature(derive).parameters) == ["layout", "rows", "rank"]
+    parameters = list(inspect.signature(derive_groups).parameters)
+    assert parameters == ["layout", "stream", "groups", "rank"]
+    assert Group._fields == ("owners", "appender", "rows")
 
 
 @few
@@ -224,14 +229,30 @@ def test_program_of_one_layer_reads_as_the_design_has_it(two_nodes: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("rows", "owners"),
-    [((1,), (0, 1)), ((1, 1, 1), (0, 1)), ((2, -1), (0, 1)), ((1, 1), (1,))],
-    ids=["too few nodes", "too many nodes", "negative", "at a node that owns nothing"],
-)
-def test_rows_that_the_layout_cannot_have_are_refused(
-    rows: tuple[int, ...], owners: tuple[int, ...], two_nodes: Any
-) -> None:
-    layout = replace(two_nodes, owners=owners)
-    with pytest.raises(InvalidValue, match=r"rows=.*owner") as error:
-        derive(layout, rows, Rank(0, 0))
-    assert error.value.field == "rows"
+    "groups",
+    [
+        [Group((0,), 0, 1)],
+        [Group((1, 2), 2, 1)],
+        [Group((1,), 1, 0)],
+        [Group((1,), 0, 1)],
+        [Group((), 0, 1)],
+        [Group((2,), 2, 1), Group((1,), 1, 1)],
+        [Group((1, 3), 1, 1), Group((1,), 1, 1)],
+        [Group((1,), 1, 1), Group((1,), 1, 1)],
+        [Group((1, 1), 1, 1)],
+    ],
+    ids=[
+        "at a node that owns nothing", "at an unknown node", "no rows", "appender owns nothing",
+        "no owner", "owners out of order", "wide before narrow", "one group in two", "owner twice",
+    ],
+)  # fmt: skip
+def test_groups_that_the_layout_cannot_have_are_refused(groups: Any, two_nodes: Any) -> None:
+    layout = replace(two_nodes, held=(*two_nodes.held, (), ()), owners=((1, 3),))
+    with pytest.raises(InvalidValue, match=r"^groups=") as error:
+        derive_groups(layout, 0, groups, Rank(0, 0))
+    assert error.value.field == "groups"
+
+
+def test_unknown_stream_is_refused(two_nodes: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"^stream=1: the layout has 1 streams"):
+        derive_groups(two_nodes, 1, [], Rank(0, 0))
