@@ -17,6 +17,7 @@ from torch import Tensor
 from tknp.errors import InvalidValue
 from tknp.kernels.arena import Arena
 from tknp.kernels.library import Layer, Shape, check, load, threads
+from tknp.model.config import ModelConfig
 from tknp.model.dense import check_whole, held
 from tknp.model.shard import Shard
 from tknp.model.weights import LayerWeights, ShardWeights
@@ -25,14 +26,15 @@ from tknp.model.weights import LayerWeights, ShardWeights
 class KernelDense:
     """Implements `tknp.model.dense.Dense`; see there for shapes.
 
-    Raises Unavailable where there are no kernels and InvalidValue for weights that aren't bfloat16
-    on the CPU.
+    Raises Unavailable where there are no kernels and InvalidValue for other families than Llama's
+    and weights that aren't bfloat16 on the CPU.
     """
 
     def __init__(self, weights: ShardWeights) -> None:
         self.shard: Shard = weights.shard
-        self._library = load()
         config = self.shard.config
+        check_family(config)
+        self._library = load()
         self._shape = Shape(
             config.hidden_size,
             self.shard.projected_width,
@@ -168,6 +170,13 @@ class KernelDense:
             return None
         self._norms.append(weight.detach().float().contiguous())
         return self._norms[-1].data_ptr()
+
+
+def check_family(config: ModelConfig) -> None:
+    """InvalidValue unless the kernels have the norm and the MLP of `config`."""
+    if config.family != "llama":
+        remedy = "the CPU kernels have RMSNorm and SwiGLU only"
+        raise InvalidValue("family", config.family, remedy)
 
 
 def _check_matrix(matrix: Tensor) -> None:

@@ -35,7 +35,7 @@ class Dense(Protocol):
         """int64 [B] -> float32 [B, D]; zero for ids outside this rank's vocabulary slice."""
 
     def project(self, layer: int, x: Tensor) -> Tensor:
-        """RMSNorm and QKV projection: float32 [B, D] -> [B, W], rows q | k | v before RoPE."""
+        """Norm and QKV projection: float32 [B, D] -> [B, W], rows q | k | v before RoPE."""
 
     def finish(self, layer: int, x: Tensor, attention: Tensor) -> Tensor:
         """Output projection and MLP with both residuals, one dense rank only; may reuse x."""
@@ -44,10 +44,10 @@ class Dense(Protocol):
         """Partial output projection: [B, A] -> [B, D], to be summed over the dense ranks."""
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
-        """RMSNorm and partial SwiGLU MLP: float32 [B, D] -> [B, D], to be summed likewise."""
+        """Norm and partial MLP: float32 [B, D] -> [B, D], to be summed likewise."""
 
     def head(self, x: Tensor) -> Tensor:
-        """Final RMSNorm and LM head: float32 [B, D] -> float32 logits [B, V_t]."""
+        """Final norm and LM head: float32 [B, D] -> float32 logits [B, V_t]."""
 
 
 class TorchDense:
@@ -68,7 +68,7 @@ class TorchDense:
 
     def project(self, layer: int, x: Tensor) -> Tensor:
         w = self._weights.layers[layer]
-        return F.linear(self._norm(x, w.input_norm), w.qkv)
+        return F.linear(self._norm(x, w.input_norm, w.input_norm_bias), w.qkv)
 
     def finish(self, layer: int, x: Tensor, attention: Tensor) -> Tensor:
         check_whole(self.shard)
@@ -80,19 +80,25 @@ class TorchDense:
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
         w = self._weights.layers[layer]
-        gate, up = F.linear(self._norm(x, w.mlp_norm), w.gate_up).chunk(2, dim=-1)
+        inner = F.linear(self._norm(x, w.mlp_norm, w.mlp_norm_bias), w.gate_up)
+        if not self.shard.config.gated:
+            return F.linear(F.relu(inner).square(), w.down)
+        gate, up = inner.chunk(2, dim=-1)
         return F.linear(F.silu(gate) * up, w.down)
 
     def head(self, x: Tensor) -> Tensor:
         norm = held(self._weights.final_norm, "head")
         matrix = held(self._weights.head, "head")
-        return F.linear(self._norm(x, norm), matrix).float()
+        return F.linear(self._norm(x, norm, self._weights.final_norm_bias), matrix).float()
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm in float32, rounded once to the model dtype."""
+    def _norm(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """RMSNorm, or with a bias LayerNorm of scale 1 + weight; float32, rounded once."""
+        eps = self.shard.config.norm_eps
+        if bias is not None:
+            normed = F.layer_norm(x, weight.shape, weight.float() + 1, bias.float(), eps)
+            return normed.to(weight.dtype)
         mean_square = x.square().mean(dim=-1, keepdim=True)
-        scaled = x * torch.rsqrt(mean_square + self.shard.config.norm_eps)
-        return (scaled * weight.float()).to(weight.dtype)
+        return (x * torch.rsqrt(mean_square + eps) * weight.float()).to(weight.dtype)
 
 
 class BlocksDense:

@@ -9,7 +9,13 @@ from typing import Literal, get_args
 
 from tknp.errors import InvalidValue
 from tknp.model.config import ITEM_BYTES, DType, ModelConfig
-from tknp.model.shard import Projected, Shard, attention_parameters, mlp_parameters
+from tknp.model.shard import (
+    Projected,
+    Shard,
+    attention_parameters,
+    mlp_parameters,
+    norm_parameters,
+)
 
 Part = Literal["attention", "mlp", "edge_mlp", "norm", "embedding", "head"]
 
@@ -56,20 +62,20 @@ def footprint(
     mlp_item = given.get("mlp", item)
     norm_item = given.get("norm", item)
 
-    d = config.hidden_size
     shard = Shard(config, 0, 1, False, False, tp, 0, dense_tp, 0, projected)
     attention = attention_parameters(shard) * given.get("attention", item)
     mlp = mlp_parameters(shard)
-    matrix = d * len(shard.vocab)
+    norm = norm_parameters(config)
+    matrix = config.hidden_size * len(shard.vocab)
 
     def layer(index: int) -> int:
         edge = index in (0, config.layers - 1)
         mlp_bytes = mlp * (given.get("edge_mlp", mlp_item) if edge else mlp_item)
-        return math.ceil(attention + mlp_bytes + 2 * d * norm_item)
+        return math.ceil(attention + mlp_bytes + 2 * norm * norm_item)
 
     lm_head = 0.0 if config.tied_embeddings else matrix * given.get("head", item)
     return Footprint(
         layers=tuple(layer(index) for index in range(config.layers)),
         embedding=math.ceil(matrix * given.get("embedding", item)),
-        head=math.ceil(d * norm_item + lm_head),
+        head=math.ceil(norm * norm_item + lm_head),
     )

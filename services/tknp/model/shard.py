@@ -170,13 +170,19 @@ def attention_parameters(shard: Shard) -> int:
 
 def mlp_parameters(shard: Shard) -> int:
     """Parameters of one layer's MLP on one rank."""
-    return 3 * len(shard.mlp_columns) * shard.config.hidden_size
+    matrices = 3 if shard.config.gated else 2
+    return matrices * len(shard.mlp_columns) * shard.config.hidden_size
+
+
+def norm_parameters(config: ModelConfig) -> int:
+    """Parameters of one norm, of which a layer has two."""
+    return config.hidden_size * (2 if config.biased_norms else 1)
 
 
 def layer_parameters(config: ModelConfig, tp: int = 1) -> int:
     """Parameters of one decoder layer on one of `tp` ranks."""
     shard = Shard(config, 0, 1, False, False, tp)
-    return attention_parameters(shard) + mlp_parameters(shard) + 2 * config.hidden_size
+    return attention_parameters(shard) + mlp_parameters(shard) + 2 * norm_parameters(config)
 
 
 def embedding_parameters(config: ModelConfig, tp: int = 1) -> int:

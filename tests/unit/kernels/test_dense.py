@@ -1,6 +1,7 @@
 """KernelDense against TorchDense in float32 on the same weights."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -134,6 +135,9 @@ def test_calls_from_several_threads(random_weights) -> None:
 
 
 def test_what_the_kernels_do_not_take(random_weights) -> None:
+    nemotron = replace(SMALL, family="nemotron")
+    with pytest.raises(InvalidValue, match=r"family='nemotron': .*RMSNorm"):
+        KernelDense(random_weights(nemotron, torch.bfloat16))
     with pytest.raises(InvalidValue, match="bfloat16"):
         KernelDense(random_weights(SMALL, torch.float32))
     dense = KernelDense(random_weights(SMALL, torch.bfloat16))

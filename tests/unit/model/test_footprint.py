@@ -18,12 +18,13 @@ LLAMA_405B = ModelConfig(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("family", ["llama", "nemotron"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_equals_the_bytes_that_loading_holds(
-    random_checkpoint: Callable[..., Path], tied: bool, tp: int
+    random_checkpoint: Callable[..., Path], tied: bool, tp: int, family: str
 ) -> None:
-    checkpoint = open_checkpoint(random_checkpoint(tied=tied))
+    checkpoint = open_checkpoint(random_checkpoint(tied=tied, family=family))
     config = checkpoint.config
     expected = footprint(config, "bfloat16", tp)
 
