@@ -54,11 +54,14 @@ def cut(footprint: Footprint, memories: Sequence[int], *, tied: bool) -> tuple[B
         raise InvalidValue(
             "nodes", roots, f"give 1 to {layers} root nodes, one layer each at least"
         )
-    return _cut(footprint, tuple(memories), tied)
+    return _cut(footprint, tuple(memories), tied, per_layer=False)
 
 
 @lru_cache(maxsize=64)
-def _cut(footprint: Footprint, memories: tuple[int, ...], tied: bool) -> tuple[Block, ...]:
+def _cut(
+    footprint: Footprint, memories: tuple[int, ...], tied: bool, *, per_layer: bool
+) -> tuple[Block, ...]:
+    """The cut with the best budgets, each divided by the block's layers if `per_layer`."""
     layers, roots = len(footprint.layers), len(memories)
     before = [0, *accumulate(footprint.layers)]
     extra = [0] * roots
@@ -66,7 +69,8 @@ def _cut(footprint: Footprint, memories: tuple[int, ...], tied: bool) -> tuple[B
     extra[0 if tied else -1] += footprint.head
 
     def budget(root: int, start: int, stop: int) -> int:
-        return memories[root] - extra[root] - (before[stop] - before[start])
+        whole = memories[root] - extra[root] - (before[stop] - before[start])
+        return whole // (stop - start) if per_layer else whole
 
     # Phase 1: best[l] is the largest possible smallest budget when roots so far hold l layers.
     unreachable = float("-inf")
@@ -115,6 +119,19 @@ def cut_time(footprint: Footprint, roots: int, *, tied: bool) -> tuple[Block, ..
     layers = tuple(round(size * (1 + ATTENTION_RATIO)) for size in footprint.layers)
     head = footprint.head + footprint.embedding * tied
     return cut(Footprint(layers, 0, head), [0] * roots, tied=tied)
+
+
+def cut_pipeline(footprint: Footprint, memories: Sequence[int], *, tied: bool) -> tuple[Block, ...]:
+    """Cut for the most tokens in a pool whose every node keeps KV of every token, of its layers.
+
+    The smallest KV budget a layer is as large as contiguous layers allow. Where memories hold no
+    KV (they may be unknown, 0), the cut is for equal times.
+    """
+    blocks = cut(footprint, memories, tied=tied)
+    budgets = (m - b.weight_bytes(footprint) for m, b in zip(memories, blocks, strict=True))
+    if min(budgets) <= 0:
+        return cut_time(footprint, len(memories), tied=tied)
+    return _cut(footprint, tuple(memories), tied, per_layer=True)
 
 
 def cut_pairs(footprint: Footprint, memories: Sequence[int], *, tied: bool) -> tuple[Block, ...]:

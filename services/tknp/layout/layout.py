@@ -131,7 +131,7 @@ class Layout:
 
     def kv_layers(self, rank: Rank) -> range:
         """Layers of which `rank` keeps KV: none on a node that owns nothing."""
-        if not any(rank.node in owners for owners in self.owners):
+        if rank.node not in self.kv_nodes:
             return range(0)
         if self.divides == "layers":
             (block,) = self.held[rank.node]
@@ -147,6 +147,11 @@ class Layout:
             dense_tp=self.dense_tp, projected=self._projected,
         )  # fmt: skip
         return sum(block.weight_bytes(weights) for block in self.held[rank.node])
+
+    @cached_property
+    def kv_nodes(self) -> tuple[int, ...]:
+        """Nodes that keep KV of requests of any stream."""
+        return tuple(sorted({node for owners in self.owners for node in owners}))
 
     def ranks(self) -> tuple[Rank, ...]:
         return tuple(Rank(n, t) for n in range(self.nodes) for t in range(self.tp))

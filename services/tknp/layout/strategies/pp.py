@@ -1,13 +1,14 @@
 """Pipeline parallelism: a layer's dense work, attention and KV all live on the node that holds it.
 
 Microbatches follow each other through the nodes: as many as nodes fill the pipeline (overlapped),
-one is the serial baseline. Every node keeps KV of every request, for its own layers.
+one is the serial baseline. Every node keeps KV of every request, for its own layers, so blocks are
+cut for equal KV budgets a layer.
 """
 
 from __future__ import annotations
 
 from tknp.errors import InvalidValue
-from tknp.layout.blocks import cut
+from tknp.layout.blocks import cut_pipeline
 from tknp.layout.strategies.base import (
     Asked,
     Grid,
@@ -23,7 +24,7 @@ from tknp.model.shard import check_tp
 
 
 class Pp:
-    """Blocks as in single-copy token parallelism; microbatches default to one a node."""
+    """One block a node; microbatches default to one a node."""
 
     options = frozenset({"microbatches"})
     divides: Divides = "layers"
@@ -47,7 +48,7 @@ class Pp:
     def place(
         self, config: ModelConfig, dtype: DType, grid: Grid, specs: list[NodeSpec]
     ) -> Placement:
-        blocks = cut(
+        blocks = cut_pipeline(
             footprint(config, dtype, grid.tp),
             [spec.memory_bytes for spec in specs],
             tied=config.tied_embeddings,
