@@ -255,7 +255,7 @@ CASES = {
     "dcp-2x2": (2, 2, "dcp", {}),
     "dcp-4x1-hkv2": (4, 1, "dcp", {}),
     "helix-2x2": (2, 2, "helix", {}),
-    "helix-3x1": (3, 1, "helix", {}),
+    "helix-3x1": (3, 1, "helix", {"model": {"q_heads": 3, "kv_heads": 3}}),
     "helix-2x2-overlap": (2, 2, "helix", {"overlap": 3, "model": {"tied": True}}),
     "helix-2x1-heads-cut": (2, 1, "helix", {"model": {"q_heads": 3, "kv_heads": 3}}),
 }  # fmt: skip
@@ -283,3 +283,49 @@ def test_every_strategy_gives_the_oracles_ids(
     engine.serve(arrivals)
     for (_, _, _, request), prompt, tokens in zip(arrivals, PROMPTS, TOKENS, strict=True):
         assert request.ids == greedy(prompt, tokens)
+
+
+def test_wide_rows_beside_narrow_ones(
+    engines: Callable[..., Engine], random_greedy: Callable[[Path], Any],
+    random_checkpoint: Callable[..., Path],
+) -> None:  # fmt: skip
+    """Widths 1, 2 and 3 in one batch, owners in any order, prompts below the shard count."""
+    engine = engines(3, 2, "tknp")
+    greedy = random_greedy(random_checkpoint(layers=4))
+    owners = [(0, 1, 2), (2, 0), (1,), (1, 2, 0), (2,), (2, 1)]
+    arrivals = [
+        (i, 0, i, engine.request(prompt, tokens, mine, interleave=1 + i % 3))
+        for i, (prompt, tokens, mine) in enumerate(zip(PROMPTS, TOKENS, owners, strict=True))
+    ]
+    engine.serve(arrivals)
+    for (_, _, _, request), prompt, tokens in zip(arrivals, PROMPTS, TOKENS, strict=True):
+        assert request.ids == greedy(prompt, tokens)
+
+
+@pytest.mark.parametrize(("nodes", "tp", "strategy"), [(2, 1, "tknp"), (3, 1, "tknp")])
+def test_a_request_that_outgrows_its_owner_gets_another(
+    engines: Callable[..., Engine], random_greedy: Callable[[Path], Any],
+    random_checkpoint: Callable[..., Path], nodes: int, tp: int, strategy: str,
+) -> None:  # fmt: skip
+    """Its pages grow first; then every further node appends in turn, another row beside it."""
+    engine = engines(nodes, tp, strategy)
+    greedy = random_greedy(random_checkpoint(layers=4))
+    prompt, neighbour, tokens = PROMPTS[0], PROMPTS[2], 6 + 8 * nodes
+    grown, beside = engine.request(prompt, 1, (0,)), engine.request(neighbour, tokens, (1,))
+    admits = [engine.admit(0, slot, r) for slot, r in enumerate((grown, beside))]
+    engine.take(0, engine.launch(0, admits=admits))
+    shares = grown.shares
+    engine.reserve(0, 0, 0, shares, len(prompt) + 8)
+    engine.take(0, engine.launch(0, grows=[Grow(0, shares)]))
+    for node in range(1, nodes):
+        for _ in range(6):
+            engine.take(0, engine.launch(0))
+        position = len(prompt) + len(grown.ids) - 1
+        shares = shares.grown((node,), position, tuple(range(node + 1)) if node > 1 else (1,))
+        for owner in shares.owners:
+            engine.reserve(0, 0, owner, shares, len(prompt) + tokens)
+        engine.take(0, engine.launch(0, grows=[Grow(0, shares)]))
+    while len(grown.ids) < tokens:
+        engine.take(0, engine.launch(0))
+    assert grown.ids == greedy(prompt, tokens)
+    assert beside.ids[: len(grown.ids)] == greedy(neighbour, tokens)

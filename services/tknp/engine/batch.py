@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from tknp.errors import InvalidValue, ProtocolError
 from tknp.kv.holding import Key
 from tknp.layout.layout import Layout
-from tknp.layout.rows import Group, arrange
+from tknp.layout.rows import Group, arrange, fixed_groups
 from tknp.layout.shares import Shares
 from tknp.sampling.params import SamplingParams
 
@@ -99,6 +99,7 @@ class Batch:
     """Rows of stream `stream` of `layout`, at most `max_rows`.
 
     `order`: slots as their rows stand in a step. `groups`: runs of them with equal owners.
+    `turned`: slots of rows that have another appender than in the step before.
     """
 
     epoch: int
@@ -109,13 +110,14 @@ class Batch:
     rows: dict[int, Row] = field(default_factory=dict)
     order: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
+    turned: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        self._wide: tuple[Row, ...] = ()
+        self._wide: dict[int, Row] = {}
         self._arrange()
 
     def apply(self, delta: Delta) -> bool:
-        """Apply `delta`; True if rows, their order, owners or appenders differ from before."""
+        """Apply `delta`; True if rows, their order or their owners differ from before."""
         self._check(delta)
         for slot in delta.ends:
             del self.rows[slot]
@@ -129,20 +131,29 @@ class Batch:
         self.next_step += 1
         changed = bool(delta.ends or delta.admits or delta.grows)
         if changed:
-            self._wide = tuple(row for row in self.rows.values() if row.wide)
-        for row in self._wide:
-            appender = row.shares.owner_at(row.position)
-            if appender != row.appender:
-                row.appender = appender
-                changed = True
-        if changed:
+            self._wide = {slot: row for slot, row in self.rows.items() if row.wide}
+            self.turned = ()
+        if self._wide:
+            self._take_turns()
+        # Where the layout alone says who owns what, an appender's turn moves no row.
+        if changed or (self.turned and not fixed_groups(self.layout)):
             self._arrange()
-        return changed
+            return True
+        return False
 
     def advance(self) -> None:
         """Every row has its token appended: the next one stands one position further."""
         for row in self.rows.values():
             row.position += 1
+
+    def _take_turns(self) -> None:
+        turned = []
+        for slot, row in self._wide.items():
+            appender = row.shares.owner_at(row.position)
+            if appender != row.appender:
+                row.appender = appender
+                turned.append(slot)
+        self.turned = tuple(turned)
 
     def _arrange(self) -> None:
         rows = {slot: (row.owners, row.appender) for slot, row in self.rows.items()}
