@@ -14,7 +14,7 @@ follows from positions, which all ranks know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tknp.errors import InvalidValue, ProtocolError
 from tknp.kv.holding import Key
@@ -186,8 +186,8 @@ class Batch:
 
     def _check_grow(self, row: Row, shares: Shares) -> None:
         old = row.shares
-        kept = shares.owners[: len(old.owners)]
-        if (kept, shares.prompt, shares.interleave) != (old.owners, old.prompt, old.interleave):
+        kept = replace(old, owners=shares.owners, phases=shares.phases)
+        if shares != kept or shares.owners[: len(old.owners)] != old.owners:
             raise ProtocolError(
                 f"slot {row.admit.slot} grows from owners {old.owners} to {shares.owners}: what is "
                 "stored stays, owners are added behind"
