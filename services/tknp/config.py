@@ -27,7 +27,7 @@ KvTransfer = Literal["auto", "nixl", "grpc"]
 DataPlane = Literal["auto", "distributed", "shared_memory"]
 StrategyName = Literal["tknp", "dp", "tp", "pp", "dcp", "helix"]
 LONGEST_LEASE_S = 3600.0
-_MAY_BE_UNSET = ("max_model_len", "page_size", "kv_memory_bytes", "width")
+_MAY_BE_UNSET = ("max_model_len", "page_size", "kv_memory_bytes", "microbatches", "width")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 
@@ -103,8 +103,10 @@ class PoolConfig:
     `drain_s`: how long open requests may go on once the coordinator is told to stop.
     `record`: file that the coordinator writes its scheduling to; empty: none.
     `max_batch`: rows of a step; each stream has as many.
-    `strategy`, `copies`, `microbatches`: how the pool divides a model, see docs/strategies.md.
-    `domain_ranks`: ranks of one NVLink domain, node by node; 0: those of a node.
+    `strategy`, `copies`, `microbatches`: how the pool divides a model, see docs/strategies.md;
+    microbatches unset: the strategy's own number.
+    `domain_ranks`: ranks of one NVLink domain, node by node; 0: those of a node. `inside`: rank by
+    rank instead, so that a domain holds the sequence shards of some heads (dcp).
     `width`: most nodes that divide the KV of one request (tknp); unset: all that keep any.
     `interleave`: generated tokens that one of several owners takes before the next one's turn.
     `overlap`: groups of rows whose exchange runs under the attention of the next (helix); 1: none.
@@ -140,8 +142,9 @@ class PoolConfig:
     record: str = ""
     strategy: StrategyName = "tknp"
     copies: int = 1
-    microbatches: int = 1
+    microbatches: int | None = None
     domain_ranks: int = 0
+    inside: bool = False
     width: int | None = None
     interleave: int = 16
     overlap: int = 1
@@ -246,7 +249,7 @@ class PoolConfig:
             )  # fmt: skip
 
     def _check_strategy(self) -> None:
-        """What can be said of the strategy without the model; the rest is the layout's to refuse."""
+        """What can be said without the model; the layout refuses the rest."""
         if self.strategy not in get_args(StrategyName):
             known = ", ".join(get_args(StrategyName))
             raise InvalidValue("strategy", self.strategy, f"choose one of {known}")
@@ -258,8 +261,9 @@ class PoolConfig:
                 raise InvalidValue(name, value, "must be a whole number of at least 0")
         if type(self.reserve_ratio) not in (int, float) or not 0 <= self.reserve_ratio <= 1:
             raise InvalidValue("reserve_ratio", self.reserve_ratio, "must be a number from 0 to 1")
-        if type(self.synthetic_kv) is not bool:
-            raise InvalidValue("synthetic_kv", self.synthetic_kv, "must be true or false")
+        for name in ("inside", "synthetic_kv"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidValue(name, getattr(self, name), "must be true or false")
 
     def _check_metrics(self, path: str, group: NodeConfig | PrefillConfig) -> None:
         given, ranks = group.metrics_addresses, len(group.addresses)

@@ -159,7 +159,7 @@ class StreamStatus(_message.Message):
     steps: _builtins.int
     @_builtins.property
     def roots(self) -> _containers.RepeatedCompositeFieldContainer[Global___Root]:
-        """in the order of layers; one for all nodes where all are spread"""
+        """in the order of layers; none where all nodes share every layer"""
 
     @_builtins.property
     def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

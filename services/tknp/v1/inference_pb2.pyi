@@ -72,6 +72,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unset: chosen by the server"""
     text: _builtins.str
@@ -81,6 +82,11 @@ class GenerateRequest(_message.Message):
     """higher goes first; equal ones in order of arrival"""
     timeout_s: _builtins.float
     """DEADLINE_EXCEEDED unless done by then; 0: only the call's own deadline"""
+    generated_token_ids: _builtins.bytes
+    """What an earlier attempt at this request generated, packed as above; with a seed that is set the
+    stream goes on as that one would have. These count as output for every limit and penalty, and
+    are not streamed again.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat:
         """rendered by the checkpoint's own template"""
@@ -97,10 +103,11 @@ class GenerateRequest(_message.Message):
         sampling: _common_pb2.Sampling | None = ...,
         priority: _builtins.int = ...,
         timeout_s: _builtins.float = ...,
+        generated_token_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "timeout_s", b"timeout_s", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "generated_token_ids", b"generated_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "timeout_s", b"timeout_s", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -184,6 +191,7 @@ class Finish(_message.Message):
     reason: _common_pb2.FinishReason.ValueType
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
+    """generated_token_ids of the request among them"""
     @_builtins.property
     def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """nodes that held the KV"""
