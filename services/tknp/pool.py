@@ -16,7 +16,7 @@ from tknp.layout.layout import Layout, NodeSpec, make_layout
 from tknp.layout.rank import Rank
 from tknp.layout.strategy import Strategy
 from tknp.model.checkpoint import Checkpoint, open_checkpoint
-from tknp.model.shard import Shard, check_tp
+from tknp.model.shard import check_tp
 from tknp.transfer.compatibility import build
 from tknp.v1.common_pb2 import Compatibility
 
@@ -88,9 +88,6 @@ class Pool:
                 f"{2 * page}",
             )  # fmt: skip
         return budget // page
-
-    def shard(self, rank: Rank) -> Shard:
-        return self.layout.shard(rank)
 
     @cached_property
     def compatibility(self) -> Compatibility:
