@@ -17,22 +17,22 @@ from tknp.layout.spread import peers
 from tknp.layout.wire import transfer
 
 
-def attention(layout: Layout, batch: int, layer: int, rank: Rank) -> Iterator[Op]:
+def attention(layout: Layout, batch: int, rank: Rank) -> Iterator[Op]:
     """From this rank's columns of QKV to its columns of the merged output."""
     others = peers(layout, rank)
     if not others:
-        yield Op(Kind.ATTEND, 0, batch, layer)
+        yield Op(Kind.ATTEND, 0, batch)
         return
 
     def exchange(kind: Kind) -> Op:
         return Op(
-            kind, 0, batch, layer,
-            tuple(_moved(layout, batch, kind, rank, peer) for peer in others),
-            tuple(_moved(layout, batch, kind, peer, rank) for peer in others),
+            kind, 0, batch,
+            sends=tuple(_moved(layout, batch, kind, rank, peer) for peer in others),
+            recvs=tuple(_moved(layout, batch, kind, peer, rank) for peer in others),
         )  # fmt: skip
 
     yield exchange(Kind.QUERY)
-    yield Op(Kind.ATTEND, 0, batch, layer, partial=True)
+    yield Op(Kind.ATTEND, 0, batch, partial=True)
     yield exchange(Kind.LSE_GATHER)
     yield exchange(Kind.REDUCE_SCATTER)
 

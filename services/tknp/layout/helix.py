@@ -19,22 +19,22 @@ from tknp.layout.spread import peers
 from tknp.layout.wire import transfer
 
 
-def attention(layout: Layout, batch: int, layer: int, rank: Rank) -> Iterator[Op]:
+def attention(layout: Layout, batch: int, rank: Rank) -> Iterator[Op]:
     """From QKV rows of this rank's heads to its columns of the merged output."""
     if layout.nodes == 1:
-        yield Op(Kind.ATTEND, 0, batch, layer)
+        yield Op(Kind.ATTEND, 0, batch)
         return
     parts = min(layout.overlap, batch)
     spans = list(pairwise(batch * i // parts for i in range(parts + 1)))
     for start, stop in spans:
-        yield Op(Kind.ATTEND, start, stop, layer, partial=True)
+        yield Op(Kind.ATTEND, start, stop, partial=True)
         sends, recvs = [], []
         for peer in peers(layout, rank):
             sends += _columns(layout, rank, peer, start, stop)
             recvs += _columns(layout, peer, rank, start, stop)
-        yield Op(Kind.EXCHANGE, start, stop, layer, tuple(sends), tuple(recvs))
+        yield Op(Kind.EXCHANGE, start, stop, sends=tuple(sends), recvs=tuple(recvs))
     for start, stop in spans:
-        yield Op(Kind.MERGE, start, stop, layer, owners=layout.owners[0])
+        yield Op(Kind.MERGE, start, stop, owners=layout.owners[0])
 
 
 def _columns(layout: Layout, src: Rank, dst: Rank, start: int, stop: int) -> list[Transfer]:

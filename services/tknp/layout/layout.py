@@ -19,7 +19,7 @@ from functools import cached_property
 from tknp.errors import InvalidValue
 from tknp.layout.blocks import Block
 from tknp.layout.rank import Rank
-from tknp.layout.strategies import RULES, Grid, NodeSpec
+from tknp.layout.strategies import RULES, Grid, NodeSpec, check_options
 from tknp.layout.strategy import Divides, Strategy
 from tknp.model.config import ITEM_BYTES, DType, ModelConfig
 from tknp.model.footprint import Part, footprint
@@ -203,6 +203,9 @@ def make_layout(
     `microbatches` defaults to the strategy's own number, `width` to all owners for tknp. Raises
     InvalidValue naming the nearest legal choice when the model can't be laid out so.
     """
+    check_options(
+        strategy, copies=copies, microbatches=microbatches, overlap=overlap, inside=inside
+    )
     count = len(nodes)
     streams = {Strategy.TKNP: copies, Strategy.DP: count, Strategy.PP: count}.get(strategy, 1)
     if width is None:

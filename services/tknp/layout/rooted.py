@@ -19,8 +19,8 @@ Sources: Decode Token Parallelism, sections 4.1 to 4.4; width as in Helix Parall
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -89,12 +89,19 @@ def operations(layout: Layout, stream: int, groups: Sequence[Group], rank: Rank)
     batch, roots = step.batch, layout.routes[stream]
     if rank.node == layout.first_root(stream):
         yield Op(Kind.EMBED, 0, batch)
-        yield from _reduce(step, -1, RESIDUAL_BYTES)
-    for layer, root in enumerate(roots):
+        yield from _reduce(step, RESIDUAL_BYTES)
+
+    @cache
+    def one_layer(root: int) -> tuple[Op, ...]:
+        """What `rank` does in a layer of `root`, the same in all of them."""
         if rank.node == root:
-            yield from _root(step, layer)
-        elif parts := step.parts(rank.node, root):
-            yield from _owner(step, layer, Rank(root, rank.t), parts)
+            return tuple(_root(step))
+        parts = step.parts(rank.node, root)
+        return tuple(_owner(step, Rank(root, rank.t), parts)) if parts else ()
+
+    for layer, root in enumerate(roots):
+        for op in one_layer(root):
+            yield replace(op, layer=layer)
         last = layer + 1 == len(roots)
         receiver = layout.sampler(stream) if last else roots[layer + 1]
         if receiver != root and rank.node in (root, receiver):
@@ -107,7 +114,7 @@ def operations(layout: Layout, stream: int, groups: Sequence[Group], rank: Rank)
     yield from ids_home(layout, stream, batch, rank)
 
 
-def _root(step: _Step, layer: int) -> Iterator[Op]:
+def _root(step: _Step) -> Iterator[Op]:
     layout, rank, batch = step.layout, step.rank, step.batch
     others = step.owners(rank.node)
     out = tuple(
@@ -121,33 +128,33 @@ def _root(step: _Step, layer: int) -> Iterator[Op]:
         for part in parts
         for moved in _gathered(layout, Rank(node, rank.t), rank, part)
     )
-    yield Op(Kind.PROJECT, 0, batch, layer)
+    yield Op(Kind.PROJECT, 0, batch)
     if out:
-        yield Op(Kind.SCATTER, 0, batch, layer, sends=out)
+        yield Op(Kind.SCATTER, 0, batch, sends=out)
     for part in step.parts(rank.node, rank.node):
-        yield Op(Kind.ATTEND, part.start, part.stop, layer, partial=part.partial)
+        yield Op(Kind.ATTEND, part.start, part.stop, partial=part.partial)
     if back:
-        yield Op(Kind.GATHER, 0, batch, layer, recvs=back)
+        yield Op(Kind.GATHER, 0, batch, recvs=back)
     for group, start, stop in step.merged:
-        yield Op(Kind.MERGE, start, stop, layer, owners=group.owners)
+        yield Op(Kind.MERGE, start, stop, owners=group.owners)
     if layout.tp == 1:
-        yield Op(Kind.FINISH, 0, batch, layer)
+        yield Op(Kind.FINISH, 0, batch)
         return
-    yield Op(Kind.OUTPUT, 0, batch, layer)
-    yield from _reduce(step, layer, layout.item_bytes)
-    yield Op(Kind.MLP, 0, batch, layer)
-    yield from _reduce(step, layer, layout.item_bytes)
+    yield Op(Kind.OUTPUT, 0, batch)
+    yield from _reduce(step, layout.item_bytes)
+    yield Op(Kind.MLP, 0, batch)
+    yield from _reduce(step, layout.item_bytes)
 
 
-def _owner(step: _Step, layer: int, root: Rank, parts: list[_Part]) -> Iterator[Op]:
+def _owner(step: _Step, root: Rank, parts: list[_Part]) -> Iterator[Op]:
     layout, rank = step.layout, step.rank
     start, stop = parts[0].start, parts[-1].stop
     qkv = tuple(_scattered(layout, root, rank, part) for part in parts)
-    yield Op(Kind.SCATTER, start, stop, layer, recvs=qkv)
+    yield Op(Kind.SCATTER, start, stop, recvs=qkv)
     for part in parts:
-        yield Op(Kind.ATTEND, part.start, part.stop, layer, partial=part.partial)
+        yield Op(Kind.ATTEND, part.start, part.stop, partial=part.partial)
     out = tuple(moved for part in parts for moved in _gathered(layout, rank, root, part))
-    yield Op(Kind.GATHER, start, stop, layer, sends=out)
+    yield Op(Kind.GATHER, start, stop, sends=out)
 
 
 def _scattered(layout: Layout, root: Rank, owner: Rank, part: _Part) -> Transfer:
@@ -164,7 +171,7 @@ def _gathered(layout: Layout, owner: Rank, root: Rank, part: _Part) -> Iterator[
         yield transfer(layout, owner, root, *rows, len(heads.q_heads), "lse")
 
 
-def _reduce(step: _Step, layer: int, size: int) -> Iterator[Op]:
+def _reduce(step: _Step, size: int) -> Iterator[Op]:
     if step.layout.tp > 1:
         operand = step.batch * step.layout.config.hidden_size * size
-        yield Op(Kind.ALL_REDUCE, 0, step.batch, layer, operand_bytes=operand)
+        yield Op(Kind.ALL_REDUCE, 0, step.batch, operand_bytes=operand)

@@ -11,6 +11,7 @@ n of N of the columns of the query heads of t. The vocabulary is divided over al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tknp.layout.layout import Layout
 from tknp.layout.program import Kind, Op
@@ -18,23 +19,17 @@ from tknp.layout.rank import Rank
 from tknp.layout.wire import ids_home, logits_home
 from tknp.model.config import RESIDUAL_BYTES
 
-Attention = Callable[[Layout, int, int, Rank], Iterator[Op]]  # layout, rows, layer, rank
+Attention = Callable[[Layout, int, Rank], Iterator[Op]]  # layout, rows, rank; any layer
 
 
 def operations(layout: Layout, batch: int, rank: Rank, attention: Attention) -> Iterator[Op]:
     """Operations of `rank` for a step of `batch` rows, at least one."""
     yield Op(Kind.EMBED, 0, batch)
-    yield from _reduce(layout, batch, -1, RESIDUAL_BYTES)
+    yield from _reduce(layout, batch, RESIDUAL_BYTES)
+    one_layer = tuple(_layer(layout, batch, rank, attention))
     for layer in range(layout.config.layers):
-        yield Op(Kind.PROJECT, 0, batch, layer)
-        yield from attention(layout, batch, layer, rank)
-        if layout.dense_tp == 1:
-            yield Op(Kind.FINISH, 0, batch, layer)
-            continue
-        yield Op(Kind.OUTPUT, 0, batch, layer)
-        yield from _reduce(layout, batch, layer, layout.item_bytes)
-        yield Op(Kind.MLP, 0, batch, layer)
-        yield from _reduce(layout, batch, layer, layout.item_bytes)
+        for op in one_layer:
+            yield replace(op, layer=layer)
     yield logits_home(layout, 0, batch, rank)
     yield from ids_home(layout, 0, batch, rank)
 
@@ -44,7 +39,19 @@ def peers(layout: Layout, rank: Rank) -> list[Rank]:
     return [Rank(n, rank.t) for n in range(layout.nodes) if n != rank.node]
 
 
-def _reduce(layout: Layout, batch: int, layer: int, size: int) -> Iterator[Op]:
+def _layer(layout: Layout, batch: int, rank: Rank, attention: Attention) -> Iterator[Op]:
+    yield Op(Kind.PROJECT, 0, batch)
+    yield from attention(layout, batch, rank)
+    if layout.dense_tp == 1:
+        yield Op(Kind.FINISH, 0, batch)
+        return
+    yield Op(Kind.OUTPUT, 0, batch)
+    yield from _reduce(layout, batch, layout.item_bytes)
+    yield Op(Kind.MLP, 0, batch)
+    yield from _reduce(layout, batch, layout.item_bytes)
+
+
+def _reduce(layout: Layout, batch: int, size: int) -> Iterator[Op]:
     if layout.dense_tp > 1:
         operand = batch * layout.config.hidden_size * size
-        yield Op(Kind.ALL_REDUCE, 0, batch, layer, operand_bytes=operand, scope="pool")
+        yield Op(Kind.ALL_REDUCE, 0, batch, operand_bytes=operand, scope="pool")

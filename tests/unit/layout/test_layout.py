@@ -13,6 +13,7 @@ from tknp.errors import InvalidValue
 from tknp.layout.layout import Layout, NodeSpec, make_layout
 from tknp.layout.rank import Rank
 from tknp.layout.strategy import Strategy
+from tknp.model.footprint import footprint
 
 BOTH = NodeSpec(10**9)
 ROOT_ONLY = NodeSpec(10**9, owner=False)
@@ -26,7 +27,7 @@ def test_roots_follow_blocks(data: st.DataObject, steps: Any) -> None:
     assert len(layout.roots(0)) == layout.config.layers
     assert list(layout.roots(0)) == sorted(layout.roots(0))
     for layer, root in enumerate(layout.roots(0)):
-        assert layer in layout.blocks[root].layers
+        assert layer in layout.held[root][0].layers
     assert layout.first_root(0) == layout.roots(0)[0]
     tied = layout.config.tied_embeddings
     assert layout.sampler(0) == (layout.first_root(0) if tied else layout.roots(0)[-1])
@@ -36,7 +37,7 @@ def test_roots_follow_blocks(data: st.DataObject, steps: Any) -> None:
 @given(data=st.data())
 def test_shards_of_a_pool_hold_every_weight_once(data: st.DataObject, steps: Any) -> None:
     layout = data.draw(steps).layout
-    held = [layout.shard(rank) for rank in layout.ranks()]
+    held = [shard for rank in layout.ranks() for shard in layout.shards(rank)]
     for layer in range(layout.config.layers):
         slices = [s for s in held if layer in s.layers]
         assert [s.tp_rank for s in slices] == list(range(layout.tp))
@@ -49,7 +50,9 @@ def test_shards_of_a_pool_hold_every_weight_once(data: st.DataObject, steps: Any
 
 def test_attention_only_node_holds_no_weights(smollm2: Any) -> None:
     layout = make_layout(smollm2, "float32", 1, [OWNER_ONLY, BOTH, BOTH])
-    assert layout.blocks[0].empty
+    assert layout.held[0] == layout.shards(Rank(0, 0)) == ()
+    assert layout.weight_bytes(Rank(0, 0)) == 0
+    assert layout.heads(Rank(0, 0)).qkv_width == layout.heads(Rank(1, 0)).qkv_width
     assert set(layout.roots(0)) == {1, 2}
     assert layout.first_root(0) == layout.sampler(0) == 1
     assert layout.owners == ((0, 1, 2),)
@@ -108,6 +111,12 @@ def test_digest_is_equal_exactly_where_layouts_are(smollm2: Any) -> None:
         build(tp=3),
         build(owners=((1,),)),
         build(strategy=Strategy.PP),
+        build(width=1),
+        build(interleave=8),
+        build(overlap=2),
+        build(domain_ranks=2),
+        build(inside=True),
+        build(routes=((0,) * 30,)),
         build(config=replace(smollm2, rope_theta=1.0)),
         build(held=((replace(first, stop=12),), (replace(second, start=12),))),
         build(held=((replace(first, head=False),), (replace(second, head=True),))),
@@ -127,3 +136,19 @@ def test_ranks_of_a_layout_are_in_the_order_of_their_index(smollm2: Any) -> None
     ranks = make_layout(smollm2, "float32", 3, [BOTH, BOTH]).ranks()
     assert [rank.index(3) for rank in ranks] == list(range(6))
     assert str(ranks[4]) == "(1, 1)"
+
+
+def test_weights_of_a_pool_weigh_what_the_model_does(smollm2: Any) -> None:
+    layout = make_layout(smollm2, "float32", 1, [BOTH] * 3)
+    held = sum(layout.weight_bytes(rank) for rank in layout.ranks())
+    assert held == footprint(smollm2, "float32").total
+    recipe = {"mlp": 1.0}
+    lighter = sum(layout.weight_bytes(rank, recipe) for rank in layout.ranks())
+    assert lighter == footprint(smollm2, "float32", 1, recipe).total < held
+
+
+@pytest.mark.parametrize("name", ["width", "interleave", "overlap"])
+def test_numbers_below_one_are_refused(name: str, smollm2: Any) -> None:
+    layout = make_layout(smollm2, "float32", 1, [BOTH])
+    with pytest.raises(InvalidValue, match=f"{name}=0: must be at least 1"):
+        replace(layout, **{name: 0})

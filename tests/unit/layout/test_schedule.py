@@ -10,8 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tknp.layout.layout import NodeSpec, make_layout
 from tknp.layout.program import Kind, Op, Program, Transfer
 from tknp.layout.rank import Rank
+from tknp.layout.rows import Group
+from tknp.layout.strategy import Strategy
 
 seeds = st.integers(0, 2**32)
 
@@ -148,6 +151,30 @@ def test_wrong_rows_are_detected(
         assert broken != op
         with pytest.raises(simulator.Mismatch):
             _run(_with(healthy, rank, at, broken), simulator)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [
+        (Strategy.HELIX, Kind.EXCHANGE),
+        (Strategy.HELIX, Kind.ALL_REDUCE),
+        (Strategy.DCP, Kind.QUERY),
+        (Strategy.DCP, Kind.LSE_GATHER),
+        (Strategy.DCP, Kind.REDUCE_SCATTER),
+    ],
+)
+def test_rank_that_leaves_out_one_exchange_of_all_is_detected(
+    strategy: Strategy, kind: Kind, model: Any, group_step: Any, simulator: Any
+) -> None:
+    """Also where an exchange only posts: its merge, or the end of the run, misses the other end."""
+    config = model(2, 2, 2, 1, 2, 4)
+    layout = make_layout(config, "float32", 2, [NodeSpec(0)] * 2, strategy=strategy)
+    programs = group_step(layout, (Group((0, 1), 0, 3),)).programs
+    for rank in layout.ranks():
+        broken = _with(programs, rank, _find(programs[rank], kind))
+        lanes = simulator.separate([broken])
+        with pytest.raises((simulator.Deadlock, simulator.Mismatch)):
+            simulator(lanes, 2, simulator.random_delays(3)).run()
 
 
 def test_missing_rank_is_detected(healthy: dict[Rank, Program], simulator: Any) -> None:

@@ -6,8 +6,6 @@ where its programs are new, a generator beside `tknp.layout.rooted` (see docs/st
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from tknp.errors import InvalidValue
 from tknp.layout.strategies.base import Asked, Grid, NodeSpec, Placement, Rules
 from tknp.layout.strategies.dcp import Dcp
@@ -19,7 +17,7 @@ from tknp.layout.strategies.tp import Tp
 from tknp.layout.strategy import Strategy
 from tknp.model.config import ModelConfig
 
-__all__ = ["RULES", "Grid", "NodeSpec", "Placement", "Rules", "grid"]
+__all__ = ["RULES", "Grid", "NodeSpec", "Placement", "Rules", "check_options", "grid"]
 
 RULES: dict[Strategy, Rules] = {
     Strategy.TKNP: Tknp(),
@@ -48,21 +46,30 @@ def grid(
 
     Raises InvalidValue that names what can't be, why, and the nearest legal choice.
     """
-    asked = Asked(nodes, tp, kvp, copies, microbatches, width, overlap, inside)
+    if nodes < 1 or tp < 1:
+        name, value = ("nodes", nodes) if nodes < 1 else ("tp", tp)
+        raise InvalidValue(name, value, "must be at least 1")
+    check_options(
+        strategy, kvp=kvp, copies=copies, microbatches=microbatches, width=width, overlap=overlap,
+        inside=inside,
+    )  # fmt: skip
     rules = RULES[strategy]
-    for field in fields(asked):
-        value = getattr(asked, field.name)
-        if value is None or isinstance(value, bool):
-            continue
-        if value < 1:
-            raise InvalidValue(field.name, value, "must be at least 1")
-    for name in sorted({f.name for f in fields(asked)} - {"nodes", "tp"} - rules.options):
-        value = getattr(asked, name)
-        if value not in (None, False) and (name, value) not in (("copies", 1), ("overlap", 1)):
-            takers = ", ".join(s for s, other in RULES.items() if name in other.options)
-            raise InvalidValue(
-                name, value, f"{strategy} has no {name}: leave it out, or use {takers}"
-            )
+    asked = Asked(nodes, tp, kvp, copies, microbatches, width, overlap, inside)
     chosen = rules.grid(config, asked)
     rules.check(config, chosen, chosen.specs(0))
     return chosen
+
+
+def check_options(strategy: Strategy, **given: int | bool | None) -> None:
+    """Refuse numbers below 1, and anything but 1 where `strategy` does not read the option."""
+    options = RULES[strategy].options
+    for name, value in given.items():
+        if value is None or value is False:
+            continue
+        if value is not True and value < 1:
+            raise InvalidValue(name, value, "must be at least 1")
+        if name not in options and (value is True or value != 1):
+            takers = ", ".join(s for s, rules in RULES.items() if name in rules.options)
+            raise InvalidValue(
+                name, value, f"{strategy} has no {name}: leave it out, or use {takers}"
+            )
