@@ -14,7 +14,7 @@ follows from positions, which all ranks know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tknp.errors import InvalidValue, ProtocolError
 from tknp.kv.holding import Key
@@ -186,8 +186,11 @@ class Batch:
 
     def _check_grow(self, row: Row, shares: Shares) -> None:
         old = row.shares
-        kept = replace(old, owners=shares.owners, phases=shares.phases)
-        if shares != kept or shares.owners[: len(old.owners)] != old.owners:
+        kept = (
+            shares.owners[: len(old.owners)], shares.phases[: len(old.phases)],
+            shares.prompt, shares.interleave, shares.unit,
+        )  # fmt: skip
+        if kept != (old.owners, old.phases, old.prompt, old.interleave, old.unit):
             raise ProtocolError(
                 f"slot {row.admit.slot} grows from owners {old.owners} to {shares.owners}: what is "
                 "stored stays, owners are added behind"
