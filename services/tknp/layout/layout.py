@@ -174,14 +174,6 @@ class Layout:
     def _dense_rank(self, rank: Rank) -> int:
         return rank.index(self.tp) if self.spread else rank.t
 
-    # Until callers have moved to `held` and `shards`.
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        return tuple(held[0] if held else Block(0, 0) for held in self.held)
-
-    def shard(self, rank: Rank) -> Shard:
-        return next(iter(self.shards(rank)), self.heads(rank))
-
 
 def make_layout(
     config: ModelConfig,

@@ -158,7 +158,7 @@ class _Symbols:
             self.out[rank][row] = layer
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_every_row_passes_every_layer_and_its_id_returns(
     data: st.DataObject, seed: int, any_steps: Any, simulator: Any
@@ -184,7 +184,7 @@ def test_every_row_passes_every_layer_and_its_id_returns(
         assert symbols.ids[rank] >= expected
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_streams_compute_the_same_whatever_runs_beside_them(
     data: st.DataObject, seed: int, streams: Any, simulator: Any

@@ -32,7 +32,7 @@ WHAT = {
     Kind.FEEDBACK: {"ids"},
 }
 MOVES = tuple(WHAT)
-few = settings(max_examples=50)
+few = settings(max_examples=30)
 DENSE = (Kind.PROJECT, Kind.FINISH, Kind.OUTPUT, Kind.MLP)
 
 

@@ -19,7 +19,7 @@ from tknp.layout.strategy import Strategy
 seeds = st.integers(0, 2**32)
 
 
-@settings(max_examples=70)
+@settings(max_examples=40)
 @given(data=st.data(), seed=seeds)
 def test_no_schedule_of_one_stream_deadlocks(
     data: st.DataObject, seed: int, any_steps: Any, simulator: Any
@@ -30,7 +30,7 @@ def test_no_schedule_of_one_stream_deadlocks(
     assert set(finish) == ({0} if step.batch else set())
 
 
-@settings(max_examples=70)
+@settings(max_examples=40)
 @given(data=st.data(), seed=seeds)
 def test_no_schedule_of_several_streams_deadlocks(
     data: st.DataObject, seed: int, streams: Any, simulator: Any
@@ -44,7 +44,7 @@ def test_no_schedule_of_several_streams_deadlocks(
         assert set(simulator(lanes, tp, delays).run()) == busy
 
 
-@settings(max_examples=70)
+@settings(max_examples=40)
 @given(data=st.data(), seed=seeds)
 def test_streams_on_lanes_of_their_own_do_not_wait_for_each_other(
     data: st.DataObject, seed: int, streams: Any, simulator: Any
@@ -183,7 +183,7 @@ def test_missing_rank_is_detected(healthy: dict[Rank, Program], simulator: Any) 
             _run({**healthy, rank: ()}, simulator)
 
 
-@settings(max_examples=70)
+@settings(max_examples=40)
 @given(data=st.data(), seed=seeds)
 def test_rank_that_disagrees_on_rows_is_detected(
     data: st.DataObject, seed: int, pairs: Any, simulator: Any
