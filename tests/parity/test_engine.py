@@ -18,9 +18,10 @@ import torch
 
 from tknp.engine.backend import choose_backend
 from tknp.engine.batch import Admit, Delta, Grow
-from tknp.engine.decode import DecodeRank, Outcome
+from tknp.engine.decode import TORCH_DTYPES, DecodeRank, Outcome
 from tknp.engine.lanes import Lanes
 from tknp.engine.thread import EngineThread
+from tknp.kernels.library import available
 from tknp.kv.holding import Key
 from tknp.kv.storage import KvStorage
 from tknp.layout.layout import Layout, NodeSpec, make_layout
@@ -32,8 +33,8 @@ from tknp.model.dense import BlocksDense
 from tknp.sampling.params import SamplingParams
 from tknp.transport.local import LocalHub
 
-PAGE, PAGES, ROWS = 4, 80, 8
-GREEDY = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
+PAGES, ROWS = 80, 8
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True, logprobs=4)
 CPU = torch.device("cpu")
 
 
@@ -44,6 +45,7 @@ class Request:
     shares: Shares
     owners: tuple[int, ...]
     ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
 
 
 class Oracle:
@@ -67,6 +69,9 @@ class Engine:
 
     def __init__(self, layout: Layout, path: Path, oracle: Oracle) -> None:
         self.layout, self.oracle = layout, oracle
+        dtype = TORCH_DTYPES[layout.dtype]
+        # The kernels, which bfloat16 runs on, have pages of 16 tokens at least.
+        self.page = 4 if dtype == torch.float32 else 16
         hub = LocalHub(layout.nodes, layout.tp, timeout_s=60)
         checkpoint = open_checkpoint(path)
         self.storages: dict[Rank, KvStorage] = {}
@@ -74,15 +79,15 @@ class Engine:
         for rank in layout.ranks():
             heads = layout.heads(rank)
             backend = choose_backend(
-                heads, page_size=PAGE, max_positions=512, dtype=torch.float32, device=CPU
+                heads, page_size=self.page, max_positions=512, dtype=dtype, device=CPU
             )
             shards = layout.shards(rank)
-            parts = [backend.dense(checkpoint.load(s, torch.float32)) for s in shards]
+            parts = [backend.dense(checkpoint.load(s, dtype)) for s in shards]
             layers = layout.kv_layers(rank)
             if layers:
                 self.storages[rank] = KvStorage(
-                    len(layers), PAGES, len(layout.kv_heads(rank)), PAGE,
-                    layout.config.head_dim, torch.float32,
+                    len(layers), PAGES, len(layout.kv_heads(rank)), self.page,
+                    layout.config.head_dim, dtype,
                 )  # fmt: skip
             self.ranks[rank] = DecodeRank(
                 layout, rank, hub.transport(rank),
@@ -133,7 +138,7 @@ class Engine:
         if len(shares.owners) > 1:
             kept = shares.length(shares.owners.index(node), tokens)
         had = self.pages.get((stream, slot, node), ())
-        more = max(-(-kept // PAGE), 1) - len(had)
+        more = max(-(-kept // self.page), 1) - len(had)
         self.pages[stream, slot, node] = had + tuple(
             itertools.islice(self.free[node], max(more, 0))
         )
@@ -143,8 +148,8 @@ class Engine:
         for index, layer in enumerate(self.layout.kv_layers(rank)):
             for kept, source in zip(self.storages[rank].layer(index), cache[layer], strict=True):
                 for slot, token in enumerate(span):
-                    page = pages[slot // PAGE]
-                    kept[page, :, slot % PAGE] = source[heads.start : heads.stop, token]
+                    page, offset = pages[slot // self.page], slot % self.page
+                    kept[page, :, offset] = source[heads.start : heads.stop, token]
 
     def launch(
         self,
@@ -179,9 +184,10 @@ class Engine:
         drawn = outcomes[Rank(self.layout.sampler(stream), 0)]
         assert not drawn.errors
         assert all(not o.slots for rank, o in outcomes.items() if o is not drawn)
-        for slot, token in zip(drawn.slots, drawn.tokens, strict=True):
-            if slot in self.running[stream]:
-                self.running[stream][slot].ids.append(token)
+        rows = zip(drawn.slots, drawn.tokens, drawn.logprobs, strict=True)
+        for slot, token, logprobs in rows:
+            self.running[stream][slot].ids.append(token)
+            self.running[stream][slot].logprobs.append(logprobs)
 
     def serve(self, arrivals: Sequence[tuple[int, int, int, Request]]) -> None:
         """Run (step, stream, slot, request) to their ends, streams side by side, two in flight."""
@@ -217,11 +223,14 @@ def engines(random_checkpoint: Callable[..., Path]) -> Iterator[Callable[..., En
     made: list[Engine] = []
     oracles: dict[Path, Oracle] = {}
 
-    def make(nodes: int, tp: int, strategy: str, model: Any = None, **options: Any) -> Engine:
+    def make(
+        nodes: int, tp: int, strategy: str, model: Any = None, dtype: Any = "float32",
+        **options: Any,
+    ) -> Engine:  # fmt: skip
         path = random_checkpoint(**{"layers": 4, **(model or {})})
         config = open_checkpoint(path).config
         specs = options.pop("specs", None) or [NodeSpec(1 << 30)] * nodes
-        layout = make_layout(config, "float32", tp, specs, strategy=Strategy(strategy), **options)
+        layout = make_layout(config, dtype, tp, specs, strategy=Strategy(strategy), **options)
         oracle = oracles.setdefault(path, Oracle(path))
         made.append(Engine(layout, path, oracle))
         return made[-1]
@@ -329,3 +338,39 @@ def test_a_request_that_outgrows_its_owner_gets_another(
         engine.take(0, engine.launch(0))
     assert grown.ids == greedy(prompt, tokens)
     assert beside.ids[: len(grown.ids)] == greedy(neighbour, tokens)
+
+
+SAME_TP = {
+    1: (
+        (1, "tknp", {}), (3, "tknp", {}), (2, "tknp", {"copies": 2}),
+        (2, "tknp", {"microbatches": 2}), (2, "pp", {}), (2, "dp", {}),
+    ),
+    2: ((1, "tknp", {}), (2, "tknp", {}), (1, "tp", {}), (2, "pp", {"microbatches": 1})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tp", SAME_TP)
+def test_rows_of_one_owner_are_equal_to_the_bit_under_every_strategy(
+    tp: int, engines: Callable[..., Engine]
+) -> None:
+    """bfloat16 on the kernels: alone, in other batches, beside wide rows, on other nodes."""
+    found = available()
+    if not found:
+        pytest.skip(found.reason)
+    seen = []
+    for nodes, strategy, options in SAME_TP[tp]:
+        engine = engines(nodes, tp, strategy, dtype="bfloat16", **options)
+        layout = engine.layout
+        stream = layout.streams - 1
+        own = layout.owners[stream] if strategy in ("pp", "tp") else layout.owners[stream][-1:]
+        watched = engine.request(PROMPTS[2], 10, own)
+        arrivals = [(1, stream, 0, watched)]
+        if nodes > 1:
+            arrivals.append((0, stream, 1, engine.request(PROMPTS[0], 6, own)))
+        if (nodes, strategy) == (3, "tknp"):
+            arrivals.append((4, stream, 2, engine.request(PROMPTS[3], 6, (0, 2))))
+        engine.serve(arrivals)
+        seen.append((watched.ids, watched.logprobs))
+    assert len(watched.logprobs) == 9
+    assert None not in watched.logprobs
+    assert all(other == seen[0] for other in seen[1:])
