@@ -27,10 +27,11 @@ from harness.report import Row, Target, note
 
 from tknp.cli.ports import free_ports
 from tknp.config import DataPlane
+from tknp.layout.derive import derive
 from tknp.layout.layout import NodeSpec, make_layout
 from tknp.layout.program import sent_bytes
 from tknp.layout.rank import Rank
-from tknp.layout.tknp import derive
+from tknp.layout.rows import Group
 from tknp.metrics.table import EXCHANGE_BYTES, STEP, STEP_PART
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.shard import Shard
@@ -136,7 +137,8 @@ def expected_bytes() -> int:
     config = open_checkpoint("smollm2").config
     layout = make_layout(config, "bfloat16", 1, [NodeSpec(memory_bytes=0)] * 2)
     rows = (BATCH // 2, BATCH // 2)
-    programs = (derive(layout, rows, rank) for rank in layout.ranks())
+    groups = [Group((node,), node, count) for node, count in enumerate(rows) if count]
+    programs = (derive(layout, 0, groups, rank) for rank in layout.ranks())
     return sum(sent_bytes(program, cross_node=True) for program in programs)
 
 

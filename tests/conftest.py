@@ -30,12 +30,13 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Factory of seeded random Llama checkpoints, written by transformers itself.
+    """Factory of seeded random checkpoints, written by transformers itself.
 
     `random_checkpoint(layers=3, q_heads=4, kv_heads=2, ...)` returns a directory with config.json,
     safetensors (float32; `sharded=True` splits them under an index) and a byte-level tokenizer
     with a chat template: ids 0..255 are bytes, then <s>, </s>, <unk>. Equal arguments share one
-    directory for the whole session, so treat it as read-only. Further keywords go to LlamaConfig.
+    directory for the whole session, so treat it as read-only. Further keywords go to LlamaConfig,
+    or to NemotronConfig with `family="nemotron"`.
     """
     made: dict[str, Path] = {}
 
@@ -53,6 +54,7 @@ def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         seed: int = 0,
         std: float = 0.3,
         max_position: int = 512,
+        family: str = "llama",
         **extra: Any,
     ) -> Path:
         values = {k: v for k, v in sorted(locals().items()) if k not in ("made", "extra")}
@@ -61,9 +63,10 @@ def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
             return made[key]
 
         import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-        config = LlamaConfig(
+        config = AutoConfig.for_model(
+            family,
             num_hidden_layers=layers,
             num_attention_heads=q_heads,
             num_key_value_heads=kv_heads,
@@ -75,18 +78,19 @@ def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
             max_position_embeddings=max_position,
             bos_token_id=BYTE_TOKENS,
             eos_token_id=BYTE_TOKENS + 1,
-            rms_norm_eps=1e-5,
+            **{"rms_norm_eps" if family == "llama" else "norm_eps": 1e-5},
             dtype="float32",
             **extra,
         )
-        model = LlamaForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(0.0, std, generator=generator)
-                else:  # a norm
-                    parameter.normal_(1.0, 0.1, generator=generator)
+                else:  # a norm; Nemotron adds 1 to its scale and has a bias
+                    center = 1.0 if family == "llama" else 0.0
+                    parameter.normal_(center, 0.1, generator=generator)
         path = tmp_path_factory.mktemp("checkpoint")
         model.save_pretrained(path, max_shard_size="64KB" if sharded else "5GB")
         if vocab >= BYTE_TOKENS + len(SPECIAL_TOKENS):

@@ -68,13 +68,17 @@ def prompts(count: int, tokens: int) -> list[list[int]]:
 
 @asynccontextmanager
 async def pool(
-    threads: int, *, nodes: int = 1, tp: int = 1, kv_memory_bytes: int,
-    settings: Mapping[str, object],
+    threads: int, *, nodes: int = 1, tp: int = 1, prefill: int = 1, memory_bytes: int = 0,
+    kv_memory_bytes: int | None = None, settings: Mapping[str, object],
 ) -> AsyncIterator[tuple[RunningPool, Client]]:  # fmt: skip
-    """SmolLM2 in bfloat16 with one prefill replica; every process computes with `threads`."""
+    """SmolLM2 in bfloat16; every process computes with `threads`.
+
+    `memory_bytes`: weights plus KV of each rank; 0: `kv_memory_bytes` is its KV.
+    """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     local = LocalPool(
-        "smollm2", nodes, tp, 1, 1, LOOPBACK, 0,
+        "smollm2", nodes, tp, prefill, 1, LOOPBACK, 0,
+        memories=(memory_bytes,) * nodes if memory_bytes else (),
         settings={
             "dtype": "bfloat16", "kv_memory_bytes": kv_memory_bytes, "lease_s": _HOLD_S, **settings,
         },

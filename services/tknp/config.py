@@ -25,7 +25,9 @@ from tknp.model.config import DType, check_dtype
 Role = Literal["decode-node", "decode-root", "attention-owner"]
 KvTransfer = Literal["auto", "nixl", "grpc"]
 DataPlane = Literal["auto", "distributed", "shared_memory"]
+StrategyName = Literal["tknp", "dp", "tp", "pp", "dcp", "helix"]
 LONGEST_LEASE_S = 3600.0
+_MAY_BE_UNSET = ("max_model_len", "page_size", "kv_memory_bytes", "microbatches", "width")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 
@@ -100,8 +102,22 @@ class PoolConfig:
     `insecure`: ports beyond loopback may do without. See docs/security.md.
     `drain_s`: how long open requests may go on once the coordinator is told to stop.
     `record`: file that the coordinator writes its scheduling to; empty: none.
-    `hold_until`: for benchmarks of decode: prefilled requests wait until so many are ready, then
-    join in one step; 0: never.
+    `max_batch`: rows of a step; each stream has as many.
+    `strategy`, `copies`, `microbatches`: how the pool divides a model, see docs/strategies.md;
+    microbatches unset: the strategy's own number.
+    `domain_ranks`: ranks of one NVLink domain, node by node; 0: those of a node. `inside`: rank by
+    rank instead, so that a domain holds the sequence shards of some heads (dcp).
+    `width`: most nodes that divide the KV of one request (tknp); unset: all that keep any.
+    `interleave`: generated tokens that one of several owners takes before the next one's turn.
+    `overlap`: groups of rows whose exchange runs under the attention of the next (helix); 1: none.
+    `reserve_ratio`: part of a request's output whose KV is reserved when it is placed. Below 1
+    requests grow as they run, onto further nodes too, and the youngest makes room where none is.
+
+    For benchmarks of decode alone:
+    `hold_until`: requests wait until so many have come and all that fit are ready, then join in
+    one step; 0: never.
+    `synthetic_kv`: prompts are not computed. Pages hold pseudo-random values from the start, so
+    that a request is ready as soon as it is placed; its tokens mean nothing. Needs no prefill.
     `metrics_address`: where the coordinator serves its metrics; empty: nowhere.
     """
 
@@ -124,7 +140,17 @@ class PoolConfig:
     lease_s: float = 30.0
     drain_s: float = 30.0
     record: str = ""
+    strategy: StrategyName = "tknp"
+    copies: int = 1
+    microbatches: int | None = None
+    domain_ranks: int = 0
+    inside: bool = False
+    width: int | None = None
+    interleave: int = 16
+    overlap: int = 1
+    reserve_ratio: float = 1.0
     hold_until: int = 0
+    synthetic_kv: bool = False
     epoch: int = 1
     interface: str = field(default="")
     tls_cert: str | None = None
@@ -150,7 +176,7 @@ class PoolConfig:
         check_address("data_plane", self.data_plane)
         if not self.nodes:
             raise InvalidValue("nodes", [], "name at least one decode node")
-        if not self.prefill:
+        if not self.prefill and not self.synthetic_kv:
             raise InvalidValue("prefill", [], "name at least one prefill replica")
         for i, node in enumerate(self.nodes):
             if node.role not in get_args(Role):
@@ -175,14 +201,15 @@ class PoolConfig:
             self._check_metrics(f"prefill[{i}]", replica)
         if self.metrics_address:
             self.check_metrics("metrics_address", self.metrics_address)
-        for name in ("max_model_len", "page_size", "kv_memory_bytes", "prefill_chunk",
-                     "max_batch", "max_queue", "epoch"):  # fmt: skip
+        for name in ("max_model_len", "page_size", "kv_memory_bytes", "width", "prefill_chunk",
+                     "max_batch", "max_queue", "epoch", "microbatches", "interleave",
+                     "overlap"):  # fmt: skip
             value = getattr(self, name)
-            unset = value is None and name in ("max_model_len", "page_size", "kv_memory_bytes")
-            if not unset and (type(value) is not int or value < 1):
+            if value is None and name in _MAY_BE_UNSET:
+                continue
+            if type(value) is not int or value < 1:
                 raise InvalidValue(name, value, "must be a whole number of at least 1")
-        if type(self.hold_until) is not int or self.hold_until < 0:
-            raise InvalidValue("hold_until", self.hold_until, "a whole number, 0 to hold nothing")
+        self._check_strategy()
         if not isinstance(self.record, str):
             raise InvalidValue("record", self.record, "name a file")
         for name in ("timeout_s", "lease_s", "drain_s"):
@@ -220,6 +247,23 @@ class PoolConfig:
                 "tls_cert, tls_key and tls_ca, or, where the network itself keeps others out, "
                 "insecure: true",
             )  # fmt: skip
+
+    def _check_strategy(self) -> None:
+        """What can be said without the model; the layout refuses the rest."""
+        if self.strategy not in get_args(StrategyName):
+            known = ", ".join(get_args(StrategyName))
+            raise InvalidValue("strategy", self.strategy, f"choose one of {known}")
+        if self.copies not in (1, 2) or type(self.copies) is not int:
+            raise InvalidValue("copies", self.copies, "choose 1 or 2")
+        for name in ("hold_until", "domain_ranks"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise InvalidValue(name, value, "must be a whole number of at least 0")
+        if type(self.reserve_ratio) not in (int, float) or not 0 <= self.reserve_ratio <= 1:
+            raise InvalidValue("reserve_ratio", self.reserve_ratio, "must be a number from 0 to 1")
+        for name in ("inside", "synthetic_kv"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidValue(name, getattr(self, name), "must be true or false")
 
     def _check_metrics(self, path: str, group: NodeConfig | PrefillConfig) -> None:
         given, ranks = group.metrics_addresses, len(group.addresses)

@@ -11,12 +11,12 @@ from functools import cached_property
 
 from tknp.config import PoolConfig
 from tknp.errors import InvalidValue
-from tknp.kv.size import page_bytes, pages_in
+from tknp.kv.size import page_bytes
 from tknp.layout.layout import Layout, NodeSpec, make_layout
 from tknp.layout.rank import Rank
+from tknp.layout.strategy import Strategy
 from tknp.model.checkpoint import Checkpoint, open_checkpoint
-from tknp.model.footprint import footprint
-from tknp.model.shard import Shard, check_tp
+from tknp.model.shard import check_tp
 from tknp.transfer.compatibility import build
 from tknp.v1.common_pb2 import Compatibility
 
@@ -30,7 +30,7 @@ class Pool:
 
     @cached_property
     def layout(self) -> Layout:
-        """Blocks and owners. Equal memories are assumed where none are declared."""
+        """Who holds and owns what. Equal memories are assumed where none are declared."""
         specs = [
             NodeSpec(
                 memory_bytes=node.memory_bytes or 0,
@@ -39,7 +39,13 @@ class Pool:
             )
             for node in self.config.nodes
         ]
-        return make_layout(self.checkpoint.config, self.config.dtype, self.config.tp, specs)
+        config = self.config
+        return make_layout(
+            self.checkpoint.config, config.dtype, config.tp, specs,
+            strategy=Strategy(config.strategy), copies=config.copies,
+            microbatches=config.microbatches, width=config.width, interleave=config.interleave,
+            overlap=config.overlap, domain_ranks=config.domain_ranks, inside=config.inside,
+        )  # fmt: skip
 
     @property
     def page_size(self) -> int:
@@ -51,10 +57,14 @@ class Pool:
         return self.config.max_model_len or self.checkpoint.config.max_position
 
     def weight_bytes(self, node: int) -> int:
-        """Weights on TP rank 0 of decode node `node`."""
-        model = self.checkpoint.config
-        return self.layout.blocks[node].weight_bytes(
-            footprint(model, self.config.dtype, self.config.tp)
+        """Weights on TP rank 0 of decode node `node`: of all its blocks."""
+        return self.layout.weight_bytes(Rank(node, 0))
+
+    def page_bytes(self, node: int) -> int:
+        """One page on one rank of `node`, over the layers whose KV it keeps."""
+        layers = len(self.layout.kv_layers(Rank(node, 0)))
+        return page_bytes(
+            self.checkpoint.config, self.config.dtype, self.config.tp, self.page_size, layers
         )
 
     def pages(self, node: int, measured_bytes: int) -> int:
@@ -63,25 +73,21 @@ class Pool:
         The budget is the declared memory minus weights, else the declared KV memory, else
         `measured_bytes`. Raises InvalidValue naming the setting when it holds no page.
         """
-        if node not in self.layout.owners:
+        page = self.page_bytes(node)
+        if not page:
             return 0
         memory = self.config.nodes[node].memory_bytes
         field, budget = "kv_memory_bytes", self.config.kv_memory_bytes or measured_bytes
         if memory is not None:
             field, budget = f"nodes[{node}].memory_bytes", memory - self.weight_bytes(node)
-        model, dtype, tp = self.checkpoint.config, self.config.dtype, self.config.tp
-        try:
-            return pages_in(budget, model, dtype, tp, self.page_size)
-        except InvalidValue:
-            need = 2 * page_bytes(model, dtype, tp, self.page_size)
+        if budget < 2 * page:
             given = memory if memory is not None else budget
             raise InvalidValue(
                 field, given,
-                f"leaves {budget} bytes for KV; two pages of {self.page_size} tokens need {need}",
-            ) from None  # fmt: skip
-
-    def shard(self, rank: Rank) -> Shard:
-        return self.layout.shard(rank)
+                f"leaves {budget} bytes for KV; two pages of {self.page_size} tokens need "
+                f"{2 * page}",
+            )  # fmt: skip
+        return budget // page
 
     @cached_property
     def compatibility(self) -> Compatibility:
@@ -108,6 +114,6 @@ def open_pool(config: PoolConfig) -> Pool:
         raise InvalidValue("max_model_len", pool.max_model_len, f"the checkpoint ends at {longest}")
     for i, replica in enumerate(config.prefill):
         check_tp(f"prefill[{i}].addresses", checkpoint.config, len(replica.addresses))
-    for node in pool.layout.owners:
+    for node in range(pool.layout.nodes):
         pool.pages(node, measured_bytes=2**62)
     return pool

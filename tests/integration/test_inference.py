@@ -1,6 +1,6 @@
 """The public services of a whole pool: what is answered, what is refused, while others go on.
 
-One pool serves the whole module; 128 tokens fit a node.
+One pool serves the whole module; 128 tokens fit a node, and a request has one owner.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def pool(
     path = random_checkpoint(layers=2, q_heads=4, kv_heads=2)
     opened = make_pool(
         path, nodes=2, page_size=16, prefill_chunk=24, kv_memory_bytes=9 * 16 * 512, max_batch=8,
-        kv_transfer="grpc",
+        kv_transfer="grpc", width=1,
     )  # fmt: skip
     async with InProcessPool(opened) as running:
         yield running

@@ -27,9 +27,9 @@ from tknp.client import Client, request_for
 from tknp.engine.batch import Batch, Delta
 from tknp.engine.decode import Outcome
 from tknp.errors import TknpError
+from tknp.layout.derive import derive
 from tknp.layout.program import Kind, sent_bytes
 from tknp.layout.rank import Rank
-from tknp.layout.tknp import derive
 from tknp.local import InProcessPool
 from tknp.metrics.table import Service, of
 from tknp.pool import Pool, open_pool
@@ -248,11 +248,11 @@ def check_coordinator(pool: Pool, found: Families, steps: int) -> None:
 
 
 def check_rank(pool: Pool, rank: Rank, found: Families, deltas: list[Delta]) -> None:
-    batch = Batch(pool.config.epoch, 0, pool.layout.nodes, pool.config.max_batch)
+    batch = Batch(pool.config.epoch, pool.layout, pool.config.max_batch)
     programs = []
     for delta in deltas:
         batch.apply(delta)
-        programs.append(derive(pool.layout, batch.counts, rank))
+        programs.append(derive(pool.layout, batch.stream, batch.groups, rank))
     assert any(programs)
     exchanged = {
         "cross_node": sum(sent_bytes(program, cross_node=True) for program in programs),

@@ -280,7 +280,7 @@ async def write_rounds() -> None:
 
     setup = await told()
     config = open_checkpoint(setup["model"]).config
-    shard = replica_layout(config, "float32", 1).shard(Rank(0, 0))
+    shard = replica_layout(config, "float32", 1).shards(Rank(0, 0))[0]
     storage = KvStorage(config.layers, 8, len(shard.kv_heads), PAGE, config.head_dim, torch.float32)
     port = await asyncio.start_server(lambda _, stream: stream.close(), "127.0.0.1", 0)
     address = f"127.0.0.1:{port.sockets[0].getsockname()[1]}"

@@ -10,11 +10,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ import torch
 from tknp.errors import DeadlineExceeded, InvalidValue, Unavailable
 from tknp.layout.rank import Rank
 from tknp.transport import distributed, shared_memory
-from tknp.transport.base import Transport
+from tknp.transport.base import Transport, Work
 from tknp.transport.local import LocalHub
 
 TIMEOUT_S = 30.0
@@ -130,6 +132,57 @@ def streams_run_on_threads_of_their_own(wire: Transport) -> None:
         list(threads.map(run, range(3)))
 
 
+def finish(work: Work) -> None:
+    """Wait by polling; the exchange itself bounds how long that takes."""
+    while not work.done():
+        time.sleep(0)
+    work.wait()
+
+
+def one_thread_polls_streams_in_any_order(wire: Transport) -> None:
+    """Each rank serves three streams in an order of its own, messages and sums in turn."""
+    peers = nodes_of_three(wire.rank)
+
+    def run(stream: int) -> Iterator[Work]:
+        for i in range(12):
+            size = 1 + 3000 * i
+            out = [(p, torch.full((size,), 1000 * stream + i)) for p in peers]
+            into = [(p, torch.zeros(size, dtype=torch.int64)) for p in peers]
+            yield wire.post(out, into, stream=stream)
+            assert all(torch.equal(t, out[0][1]) for _, t in into)
+            total = torch.full((size,), 1.0 + stream)
+            yield wire.all_reduce(total, stream=stream, scope="pool")
+            assert torch.equal(total, torch.full((size,), 3.0 + 3 * stream))
+
+    order = random.Random(wire.rank.node)
+    lanes = {stream: run(stream) for stream in range(3)}
+    pending = {stream: next(lane) for stream, lane in lanes.items()}
+    while pending:
+        stream = order.choice(list(pending))
+        if pending[stream].done():
+            pending[stream].wait()
+            work = next(lanes[stream], None)
+            if work is None:
+                del pending[stream]
+            else:
+                pending[stream] = work
+
+
+def an_exchange_under_way_is_not_done(wire: Transport) -> None:
+    """Rank 1 sends only after rank 0 has found its receive under way."""
+    if wire.rank.node == 0:
+        got, other = torch.zeros(3), torch.zeros(1)
+        work = wire.post([], [(Rank(1, 0), got)], stream=0)
+        assert not work.done()
+        wire.post([(Rank(1, 0), other)], [], stream=1).wait()
+        finish(work)
+        assert work.done()
+        assert got.tolist() == [1.0] * 3
+    elif wire.rank.node == 1:
+        finish(wire.post([], [(Rank(0, 0), torch.zeros(1))], stream=1))
+        finish(wire.post([(Rank(0, 0), torch.ones(3))], [], stream=0))
+
+
 def both_ways_at_once_with_megabytes(wire: Transport) -> None:
     peers = nodes_of_three(wire.rank)
     size = 700_001
@@ -151,8 +204,20 @@ def all_reduce_sums_in_rank_order(wire: Transport) -> None:
         a, b, c = (addend(t, size, dtype).float() for t in range(3))
         assert size < 7 or not torch.equal((a + b) + c, (a + c) + b)
         tensor = addend(wire.rank.t, size, dtype)
-        wire.all_reduce(tensor, stream=0)
+        wire.all_reduce(tensor, stream=0).wait()
         assert torch.equal(tensor, ((a + b) + c).to(dtype))
+
+
+def all_ranks_of_the_pool_sum_in_rank_order(wire: Transport) -> None:
+    for dtype, size in itertools.product((torch.float32, torch.bfloat16), (1, 1000, 70_000)):
+        a, b, c = (addend(n, size, dtype).float() for n in range(3))
+        tensor = addend(wire.rank.node, size, dtype)
+        wire.all_reduce(tensor, stream=0).wait()  # over this node's only rank
+        assert torch.equal(tensor, addend(wire.rank.node, size, dtype))
+        wire.all_reduce(tensor, stream=0, scope="pool").wait()
+        assert torch.equal(tensor, ((a + b) + c).to(dtype))
+    assert wire.sent_bytes.collective == 6 * 71_001
+    assert wire.sent_bytes.cross_node == 0
 
 
 def gather_takes_unequal_slices(wire: Transport) -> None:
@@ -180,7 +245,7 @@ def collectives_and_messages_share_a_stream(wire: Transport) -> None:
     got = torch.zeros(4)
     work = wire.post([(up, torch.full((4,), 1.0 + wire.rank.t))], [(down, got)], stream=0)
     total = torch.ones(4)
-    wire.all_reduce(total, stream=0)
+    wire.all_reduce(total, stream=0).wait()
     work.wait()
     assert total.tolist() == [3.0] * 4
     assert got.tolist() == [1.0 + down.t] * 4
@@ -189,7 +254,7 @@ def collectives_and_messages_share_a_stream(wire: Transport) -> None:
 def bytes_are_counted_within_a_node(wire: Transport) -> None:
     up, down = (Rank(0, (wire.rank.t + d) % 3) for d in (1, -1))
     wire.post([(up, torch.zeros(6, 4))], [(down, torch.zeros(6, 4))], stream=0).wait()
-    wire.all_reduce(torch.zeros(10), stream=0)
+    wire.all_reduce(torch.zeros(10), stream=0).wait()
     wire.broadcast(torch.zeros(5), stream=0)
     wire.gather(torch.zeros(2, 3, dtype=torch.bfloat16), (3, 3, 3), stream=0)
     root = wire.rank.t == 0
@@ -202,7 +267,7 @@ def bytes_are_counted_between_nodes(wire: Transport) -> None:
     peers = nodes_of_three(wire.rank)
     out = [(p, torch.zeros(wire.rank.node, 4)) for p in peers]
     wire.post(out, [(p, torch.zeros(p.node, 4)) for p in peers], stream=0).wait()
-    wire.all_reduce(torch.zeros(10), stream=0)
+    wire.all_reduce(torch.zeros(10), stream=0).wait()
     assert wire.sent_bytes.cross_node == 2 * 16 * wire.rank.node
     assert wire.sent_bytes.node_local == wire.sent_bytes.collective == 0
 
@@ -236,6 +301,18 @@ def wait_for_silence(wire: Transport) -> None:
         work.wait()
     with pytest.raises(Unavailable):
         wire.post([], [(Rank(1, 0), torch.zeros(3))], stream=5)
+
+
+def poll_for_silence(wire: Transport) -> None:
+    work = wire.post([], [(Rank(1, 0), torch.zeros(3))], stream=4)
+    for ask in (lambda: finish(work), work.done, work.wait):
+        with pytest.raises(DeadlineExceeded, match=r"exchange on stream 4: receive from \(1, 0\)"):
+            ask()
+
+
+def find_rank_0_lost_by_polling(wire: Transport) -> None:
+    with pytest.raises(Unavailable, match=r"\(0, 0\)"):
+        finish(wire.post([], [(Rank(0, 0), torch.zeros(3))], stream=0))
 
 
 def find_rank_0_lost(wire: Transport) -> None:
@@ -275,7 +352,10 @@ BETWEEN_NODES: list[Callable[[Transport], None]] = [
     one_stream_keeps_its_order,
     streams_do_not_wait_for_each_other,
     streams_run_on_threads_of_their_own,
+    one_thread_polls_streams_in_any_order,
+    an_exchange_under_way_is_not_done,
     both_ways_at_once_with_megabytes,
+    all_ranks_of_the_pool_sum_in_rank_order,
     bytes_are_counted_between_nodes,
     what_cannot_be_sent_is_refused,
 ]
@@ -508,6 +588,12 @@ def test_a_silent_peer_ends_in_the_deadline(pool: Connect) -> None:
     ranks = pool(3, 1, timeout_s=0.5)
     ranks.run(wait_for_silence, range(1))
     ranks.run(find_rank_0_lost, range(1, 3))
+
+
+def test_a_silent_peer_ends_polling_in_the_deadline(pool: Connect) -> None:
+    ranks = pool(3, 1, timeout_s=0.5)
+    ranks.run(poll_for_silence, range(1))
+    ranks.run(find_rank_0_lost_by_polling, range(1, 3))
 
 
 def test_abort_wakes_waiters_and_peers(pool: Connect) -> None:

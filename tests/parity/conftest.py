@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+Generate = Callable[[str, Sequence[tuple[Sequence[int], int]]], Awaitable[list[list[int]]]]
 Greedy = Callable[[Sequence[int], int], list[int]]
 
 
@@ -93,3 +95,25 @@ def smollm2_answers() -> Callable[[Sequence[Sequence[int]], int], list[list[int]
         return done[key]
 
     return answers
+
+
+@pytest.fixture(scope="session")
+def generate() -> Generate:
+    """`await generate(target, jobs)`: ids of every (prompt, tokens), all requests at once."""
+    from tknp.client import Client, request_for
+    from tknp.rpc.ids import unpack_ids
+    from tknp.v1.common_pb2 import Sampling
+
+    async def run(target: str, jobs: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:
+        async with Client(target) as client:
+
+            async def one(prompt: Sequence[int], tokens: int) -> list[int]:
+                ids: list[int] = []
+                sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+                async for response in client.generate(request_for(prompt, sampling)):
+                    ids += unpack_ids("token_ids", response.token_ids)
+                return ids
+
+            return await asyncio.gather(*(one(*job) for job in jobs))
+
+    return run

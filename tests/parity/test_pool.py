@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from tknp.client import Client, request_for
 from tknp.local import InProcessPool
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.tokenizer import load_tokenizer
-from tknp.rpc.ids import unpack_ids
-from tknp.v1.common_pb2 import Sampling
 
 Greedy = Callable[[Sequence[int], int], list[int]]
+Generate = Callable[..., Awaitable[list[list[int]]]]
 Answers = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 LONG = "".join(
     f"Entry {n}: the keeper of lamp {n * 7 % 90} saw {n % 13} ships.\n" for n in range(86)
@@ -40,20 +37,6 @@ PROMPTS = [
     LONG,
 ]
 TOKENS = 64
-
-
-async def generate(target: str, jobs: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:
-    """Ids of every (prompt, tokens) of `jobs`, all requests at once."""
-    async with Client(target) as client:
-
-        async def one(prompt: Sequence[int], tokens: int) -> list[int]:
-            ids: list[int] = []
-            sampling = Sampling(max_tokens=tokens, ignore_eos=True)
-            async for response in client.generate(request_for(prompt, sampling)):
-                ids += unpack_ids("token_ids", response.token_ids)
-            return ids
-
-        return await asyncio.gather(*(one(*job) for job in jobs))
 
 
 @contextmanager
@@ -77,7 +60,12 @@ def every_core() -> Iterator[None]:
     ],
 )
 async def test_smollm2_equals_transformers(
-    nodes: int, tp: int, tokens: int, make_pool: Callable[..., Any], smollm2_answers: Answers
+    nodes: int,
+    tp: int,
+    tokens: int,
+    make_pool: Callable[..., Any],
+    smollm2_answers: Answers,
+    generate: Generate,
 ) -> None:
     tokenizer = load_tokenizer(open_checkpoint("smollm2"))
     prompts = [tokenizer.encode(text) for text in PROMPTS]
@@ -112,6 +100,7 @@ async def test_batches_grow_and_shrink(
     make_pool: Callable[..., Any],
     random_checkpoint: Callable[..., Path],
     random_greedy: Callable[[Path], Greedy],
+    generate: Generate,
 ) -> None:
     """Lengths around page boundaries, uneven outputs: rows join and leave at every step."""
     path = random_checkpoint(**shape)
@@ -135,6 +124,7 @@ async def test_owners_without_rows(
     make_pool: Callable[..., Any],
     random_checkpoint: Callable[..., Path],
     random_greedy: Callable[[Path], Greedy],
+    generate: Generate,
 ) -> None:
     """One request in a pool of four: three owners have no rows in any step."""
     path = random_checkpoint(layers=5, q_heads=4, kv_heads=2)
@@ -148,6 +138,7 @@ async def test_roots_and_owners_on_different_nodes(
     make_pool: Callable[..., Any],
     random_checkpoint: Callable[..., Path],
     random_greedy: Callable[[Path], Greedy],
+    generate: Generate,
 ) -> None:
     """Operator disaggregation is a layout too: two root-only nodes, two attention-only nodes."""
     path = random_checkpoint(layers=5, q_heads=4, kv_heads=2)

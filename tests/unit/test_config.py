@@ -93,6 +93,11 @@ def pools(draw: st.DrawFn) -> PoolConfig:
         timeout_s=draw(st.floats(1e-3, 1e6)),
         lease_s=draw(st.floats(1e-3, 3600)),
         epoch=draw(counts),
+        strategy=draw(st.sampled_from(["tknp", "dp", "tp", "pp", "dcp", "helix"])),
+        copies=draw(st.sampled_from([1, 2])),
+        microbatches=draw(st.none() | counts),
+        width=draw(st.none() | counts),
+        reserve_ratio=draw(st.floats(0, 1)),
         interface=draw(text),
         insecure=True,
         **draw(st.sampled_from([{}, SECURE])),
@@ -107,6 +112,10 @@ def test_written_pool_is_read_back(
     path = tmp_path_factory.getbasetemp() / "pool.yaml"
     write_pool(pool, path)
     assert read_pool(path) == pool
+
+
+def test_synthetic_kv_needs_no_prefill() -> None:
+    assert pool_from({**MINIMAL, "prefill": [], "synthetic_kv": True}).prefill == ()
 
 
 def test_file_is_plain_yaml_without_unset_values(tmp_path: Path) -> None:
@@ -306,7 +315,19 @@ def _node(**changes: object) -> dict[str, object]:
         ({"drain_s": 0}, "drain_s", "a number above 0 seconds"),
         ({"drain_s": float("inf")}, "drain_s", "not infinite"),
         ({"record": 7}, "record", "name a file"),
-        ({"hold_until": -1}, "hold_until", "0 to hold nothing"),
+        ({"hold_until": -1}, "hold_until", "whole number of at least 0"),
+        ({"domain_ranks": -1}, "domain_ranks", "whole number of at least 0"),
+        ({"strategy": "magic"}, "strategy", "choose one of tknp, dp, tp, pp, dcp, helix"),
+        ({"copies": 3}, "copies", "choose 1 or 2"),
+        ({"copies": True}, "copies", "choose 1 or 2"),
+        ({"microbatches": 0}, "microbatches", "whole number of at least 1"),
+        ({"width": 0}, "width", "whole number of at least 1"),
+        ({"interleave": 0}, "interleave", "whole number of at least 1"),
+        ({"overlap": 0}, "overlap", "whole number of at least 1"),
+        ({"reserve_ratio": 1.5}, "reserve_ratio", "number from 0 to 1"),
+        ({"reserve_ratio": float("nan")}, "reserve_ratio", "number from 0 to 1"),
+        ({"inside": 1}, "inside", "true or false"),
+        ({"synthetic_kv": "yes"}, "synthetic_kv", "true or false"),
         ({"lease_s": 3601}, "lease_s", "at most 3600"),
         ({"tls_cert": "c", "tls_key": "k"}, "tls_ca", "give all or none"),
         ({"tls_ca": "a"}, "tls_cert", "give all or none"),

@@ -11,6 +11,8 @@ such a part left in its output, NaN included, is dropped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,38 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
         out += torch.where(weight.unsqueeze(-1) == 0, 0.0, part.float() * weight.unsqueeze(-1))
     out /= total.masked_fill(total == 0, 1.0).unsqueeze(-1)
     return out.to(outs.dtype), highest + total.log()
+
+
+def merge_columns(
+    outs: Sequence[Tensor], lses: Sequence[Tensor], columns: range, head_dim: int
+) -> Tensor:
+    """Merge parts that keep `columns` of a row of heads, which may cut heads.
+
+    outs [R, len(columns)] a part, lses [R, H] of the heads that the columns belong to, in order.
+    Returns [R, len(columns)] in the dtype of the outs.
+    """
+    stacked, heads = torch.stack(tuple(outs)), torch.stack(tuple(lses))
+    rows = stacked.shape[1]
+    if not columns:
+        return stacked.new_empty(rows, 0)
+    if columns.start % head_dim == columns.stop % head_dim == 0:
+        out, _ = merge(stacked.view(len(stacked), rows, -1, head_dim), heads)
+        return out.flatten(1)
+    of_column = torch.arange(columns.start, columns.stop, device=heads.device) // head_dim
+    out, _ = merge(stacked.unsqueeze(-1), heads[..., of_column - columns.start // head_dim])
+    return out.squeeze(-1)
+
+
+def weighted(out: Tensor, lses: Sequence[Tensor], part: int) -> Tensor:
+    """Part `part`'s addend of the merged output: float32 [R, H dh] from its out [R, H dh].
+
+    `lses`: float32 [R, H] of every part, in the order of the parts. The addends of all parts sum to
+    what `merge` returns.
+    """
+    weights = torch.softmax(empty_to_minus_inf(torch.stack(tuple(lses))), 0)[part]
+    weights = torch.nan_to_num(weights)  # every part is empty
+    rows, heads = weights.shape
+    return (out.float().view(rows, heads, -1) * weights.unsqueeze(-1)).flatten(1)
 
 
 def empty_to_minus_inf(lse: Tensor) -> Tensor:

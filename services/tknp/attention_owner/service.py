@@ -72,7 +72,7 @@ class OwnerService(attention_owner_pb2_grpc.AttentionOwnerServicer):
     async def Describe(self, request: DescribeRequest, context: Any) -> pb.OwnerDescription:
         runtime = self._runtime
         storage, receiver = runtime.storage, runtime.receiver
-        heads = runtime.pool.shard(runtime.rank).kv_heads
+        heads = runtime.pool.layout.kv_heads(runtime.rank)
         return pb.OwnerDescription(
             compatibility=runtime.pool.compatibility,
             progress=runtime.life.progress,
@@ -94,6 +94,8 @@ class OwnerService(attention_owner_pb2_grpc.AttentionOwnerServicer):
         pool = self._books(request.epoch)
         key = key_from(request.key)
         pages = pool.reserve(key, request.tokens, check_lease(request.lease_s))
+        if request.without_transfer:
+            pool.settle(key)
         return pb.ReserveResponse(placements=self._placements(pages, 0, request.tokens))
 
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ReserveResponse:
@@ -157,16 +159,17 @@ class OwnerService(attention_owner_pb2_grpc.AttentionOwnerServicer):
             raise ProtocolError(f"epoch {epoch} is not this node's {mine}: the pool has changed")
 
     def _placements(self, pages: Sequence[int], start: int, stop: int) -> list[Placement]:
-        pool, node = self._runtime.pool, self._runtime.rank.node
+        layout, node = self._runtime.pool.layout, self._runtime.rank.node
+        layers = layout.kv_layers(self._runtime.rank)
         placements = []
-        for t in range(pool.layout.tp):
-            heads = pool.shard(Rank(node, t)).kv_heads
+        for t in range(layout.tp):
+            heads = layout.kv_heads(Rank(node, t))
             placements.append(
                 Placement(
                     node=node,
                     tp_rank=t,
-                    layer_start=0,
-                    layer_stop=pool.layout.config.layers,
+                    layer_start=layers.start,
+                    layer_stop=layers.stop,
                     head_start=heads.start,
                     head_stop=heads.stop,
                     token_start=start,

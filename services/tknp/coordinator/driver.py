@@ -1,7 +1,7 @@
 """The life of a pool, from the first Describe to the last stream.
 
 LOADING    processes are asked until all are ready and fit together
-WARMING    one short request at every owner
+WARMING    one short request at every owner, in every stream
 READY      requests are taken
 DRAINING   no new requests; open ones go on until they end or time is up
 FAILED     steps can't go on: open requests got the reason, later ones are refused with it
@@ -14,10 +14,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+from tknp.coordinator.division import Division
 from tknp.coordinator.limits import Limits
 from tknp.coordinator.metrics import CoordinatorMetrics
 from tknp.coordinator.recording import RecordingScheduler
-from tknp.coordinator.request import Event, Request
+from tknp.coordinator.request import Event, Pin, Request
 from tknp.coordinator.scheduler import Scheduler
 from tknp.coordinator.serving import Counts, Serving
 from tknp.coordinator.silence import Silence
@@ -51,7 +52,10 @@ class Driver:
         self.failed = asyncio.Event()
         self.hung = False
         self._silence = Silence(clock)
-        self._stall = Stall(clock, STALLS_A_TIMEOUT * pool.config.timeout_s)
+        self._stalls = [
+            Stall(clock, STALLS_A_TIMEOUT * pool.config.timeout_s)
+            for _ in range(pool.layout.streams)
+        ]
         self.serving: Serving | None = None
         self.metrics = CoordinatorMetrics(self)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,12 +111,14 @@ class Driver:
         decode = [peer for ranks in self.peers.nodes for peer in ranks if peer in silent]
         for peer in decode:
             self.fail(f"{peer.name} at {peer.address} {peer.progress.error}")
-        if self.serving is not None:
-            scheduler = self.serving.scheduler
-            hung = self._stall.look(scheduler.in_flight > 0, scheduler.steps - scheduler.in_flight)
+        streams = self.serving.scheduler.streams if self.serving is not None else []
+        for stream, stall in zip(streams, self._stalls, strict=False):
+            pending = len(stream.in_flight)
+            hung = stall.look(pending > 0, stream.steps - pending)
             if hung:
                 self.hung = True
-                self.fail(f"step {scheduler.steps - scheduler.in_flight} hangs: {hung}")
+                which = f" of stream {stream.number}" if len(streams) > 1 else ""
+                self.fail(f"step {stream.steps - pending}{which} hangs: {hung}")
 
     async def _prepare(self) -> None:
         try:
@@ -136,14 +142,16 @@ class Driver:
     def _make_scheduler(self) -> Scheduler:
         config, model = self.pool.config, self.pool.checkpoint.config
         prefill = [peer.prefill for ranks in self.peers.prefill for peer in ranks]
+        prompts = [p.max_prompt_tokens for p in prefill if p is not None]
         limits = Limits(
             pages=self.peers.pages(),
-            page_size=self.pool.page_size,
+            division=Division.of(self.pool.layout, self.pool.page_size),
             max_batch=config.max_batch,
             max_queue=config.max_queue,
             max_model_len=self.pool.max_model_len,
-            max_prompt_tokens=min(p.max_prompt_tokens for p in prefill if p is not None),
+            max_prompt_tokens=min(prompts, default=self.pool.max_model_len),
             eos_ids=frozenset(model.eos_ids),
+            reserve_ratio=config.reserve_ratio,
             hold_until=config.hold_until,
         )
         if not config.record:
@@ -152,11 +160,20 @@ class Driver:
         return RecordingScheduler(limits, config.epoch, path=path, clock=self.clock)
 
     async def _warm_up(self, serving: Serving) -> None:
-        """One short request at every owner: prefill, transfer and steps work, and are warm."""
+        """One short request at every owner: prefill, transfer and steps work, and are warm.
+
+        In streams whose requests are kept by all owners together one is enough.
+        """
         params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
+        division = serving.scheduler.limits.division
+        pins = [
+            Pin(stream, node)
+            for stream, owners in enumerate(division.streams)
+            for node in (owners[:1] if division.together else owners)
+        ]
         requests = [
-            Request(Key(f"warm-up-{n}", 0), (0,), params, self.clock(), pinned=n)
-            for n in self.pool.layout.owners
+            Request(Key(f"warm-up-{i}", 0), (0,), params, self.clock(), pinned=pin)
+            for i, pin in enumerate(pins)
         ]
         for request in requests:
             serving.scheduler.limits.output_tokens(len(request.prompt), params.max_tokens)

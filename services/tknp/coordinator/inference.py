@@ -5,7 +5,8 @@
     Tokenize, Detokenize   ids of a text or a chat, and back
 
 Tokens that are ready together go out in one message. A client that goes away ends its request, and
-so does a deadline: the call's own, or `timeout_s` if that is sooner.
+so does a deadline: the call's own, or `timeout_s` if that is sooner. A client that brings what an
+earlier attempt generated gets what comes after.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             yield pb.GenerateResponse(accepted=accepted)
             text = StreamText(self._tokenizer.stream(), message.stop, request.params.min_tokens)
+            for token_id in request.generated[: request.given]:
+                text.push(token_id)
             finish = None
             while finish is None:
                 tokens, finish = await _next(request)
@@ -97,7 +100,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Detokenize(
         self, message: pb.DetokenizeRequest, context: Any
     ) -> pb.DetokenizeResponse:
-        ids = self._known(unpack_ids("token_ids", message.token_ids))
+        ids = self._ids("token_ids", message.token_ids)
         return pb.DetokenizeResponse(text=await asyncio.to_thread(self._tokenizer.decode, ids))
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
@@ -125,9 +128,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         max_tokens = serving.scheduler.limits.output_tokens(len(prompt), given)
         params = sampling_from(message.sampling, seed=secrets.randbits(63), max_tokens=max_tokens)
         validate(params, self._vocab_size)
+        generated = self._ids("generated_token_ids", message.generated_token_ids)
+        if len(generated) >= max_tokens:
+            remedy = f"at most {max_tokens - 1}: nothing is left of max_tokens={max_tokens}"
+            raise InvalidValue("generated_token_ids", f"{len(generated)} ids", remedy)
         request = Request(
             Key(uuid.uuid4().hex, 0), prompt, params, arrived_s, message.priority,
-            arrived_s + allowed_s,
+            arrived_s + allowed_s, given=len(generated), generated=generated,
         )  # fmt: skip
         self._driver.open().submit(request)
         return request
@@ -135,7 +142,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _encode(self, message: pb.GenerateRequest | pb.TokenizeRequest) -> Sequence[int]:
         kind = message.WhichOneof("prompt")
         if kind == "token_ids" and isinstance(message, pb.GenerateRequest):
-            return self._known(unpack_ids("token_ids", message.token_ids))
+            return self._ids("token_ids", message.token_ids)
         if kind == "chat":
             turns = [{"role": m.role, "content": m.content} for m in message.chat.messages]
             return await asyncio.to_thread(self._tokenizer.chat, turns)
@@ -144,10 +151,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             special = message.add_special_tokens
         return await asyncio.to_thread(self._tokenizer.encode, message.text, special)
 
-    def _known(self, ids: list[int]) -> list[int]:
+    def _ids(self, field: str, packed: bytes) -> list[int]:
+        ids = unpack_ids(field, packed)
         for token in ids:
             if token >= self._vocab_size:
-                raise InvalidValue("token_ids", token, f"ids end at {self._vocab_size - 1}")
+                raise InvalidValue(field, token, f"ids end at {self._vocab_size - 1}")
         return ids
 
     def _with_text(self, token: Token) -> Logprobs:
@@ -168,7 +176,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             prompt_tokens=len(request.prompt),
             completion_tokens=text.tokens,
             stop=text.stopped or "",
-            owner=request.owner,
+            owners=request.owners,
             timings=pb.Timings(
                 queue_s=request.placed_s - request.arrived_s,
                 prefill_s=request.first_token_s - request.placed_s,

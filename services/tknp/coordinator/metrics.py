@@ -46,10 +46,8 @@ class CoordinatorMetrics:
         )
         self._read(table.REQUESTS_WAITING, lambda scheduler: len(scheduler.waiting))
         self._read(table.REQUESTS_PREFILLING, lambda scheduler: len(scheduler.placed))
-        self._read(
-            table.REQUESTS_RUNNING,
-            lambda scheduler: len(scheduler.running) + len(scheduler.ready),
-        )
+        self._read(table.REQUESTS_RUNNING, lambda scheduler: scheduler.running)
+        self._read(table.PREEMPTIONS, lambda scheduler: scheduler.preemptions)
         self._read(table.STEPS, lambda scheduler: scheduler.steps)
         registry.read(table.KV_USAGE, lambda: self._owners(lambda load: load.used / load.pages))
         registry.read(
@@ -66,7 +64,7 @@ class CoordinatorMetrics:
         if request.pinned is not None:
             return
         self._tokens.add(1)
-        count = len(request.generated)
+        count = len(request.generated) - request.given
         if count == 1:
             self._prompt_tokens.add(len(request.prompt))
             self._ttft.observe(now_s - request.arrived_s)

@@ -1,50 +1,49 @@
-"""Gives waiting requests an owner, has their prompts computed, and takes the first tokens.
+"""Gives waiting requests owners, has their prompts computed, and takes the first tokens.
 
-    place -> Reserve at the owner -> Prefill.Run at a replica -> first token -> the driver
-               | no room               | replica lost, or the request has ended
-               +-----------------------+--> Release -> wait for another attempt, or over
+    place -> Reserve at all owners -> Prefill.Run at a replica -> first token -> the driver
+               | no room                | replica lost, or the request has ended
+               +------------------------+--> Release -> wait for another attempt, or over
 
-One task an attempt. Reserve and Release are short and never cut, so that what a node holds is
-always known here. Run is cancelled when its request ends, and the replica then tells the owner that
-it writes no more. Until it has, the pages are quarantined there: the owner is asked until they are
-free, and the scheduler doesn't count on them meanwhile. A lost replica costs its requests another
-attempt elsewhere, under another key, and never at the same replica: the request may be the cause.
+One task an attempt. Run is cancelled when its request ends, and the replica then tells the owners
+that it writes no more. A lost replica costs its requests another attempt elsewhere, under another
+key, and never at the same replica: the request may be the cause. An attempt after the first tokens
+computes these too, behind the prompt: the draw depends on seed and position alone, so the client
+sees one stream of tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
 import grpc
 from grpc import aio
 
+from tknp.coordinator.growth import Growth
+from tknp.coordinator.owners import Owners, Part
 from tknp.coordinator.replicas import Replicas
 from tknp.coordinator.request import Request, Stage
 from tknp.coordinator.scheduler import Scheduler
 from tknp.coordinator.startup import Peers
-from tknp.errors import CapacityError, TknpError, Unavailable
+from tknp.errors import TknpError, Unavailable
 from tknp.kv.holding import Key
 from tknp.pool import Pool
 from tknp.rpc.convert import key_to, sampling_to
 from tknp.rpc.ids import pack_ids
 from tknp.rpc.status import error_from
-from tknp.v1.attention_owner_pb2 import ReleaseRequest, ReserveRequest
-from tknp.v1.attention_owner_pb2_grpc import AttentionOwnerStub
 from tknp.v1.common_pb2 import Placement, Token
 from tknp.v1.prefill_pb2 import PrefillRequest, PrefillResponse
 from tknp.v1.prefill_pb2_grpc import PrefillStub
 
 log = logging.getLogger(__name__)
-_OWNER_CALL_S = 10.0
-_NO_ROOM_PAUSE_S = 0.05
-_QUARANTINE_POLL_S = (0.02, 1.0)  # at first, at most
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class Placer:
-    """`first_token` and `failed` take what becomes of a request; all on the event loop."""
+    """`first_token` and `failed` take what becomes of a request, `grown` is called when a growth
+    has been answered; all on the event loop.
+    """
 
     def __init__(
         self,
@@ -55,6 +54,7 @@ class Placer:
         *,
         first_token: Callable[[Request, Token], None],
         failed: Callable[[Request, TknpError], None],
+        grown: Callable[[], None],
     ) -> None:
         self.replicas = Replicas(peers.prefill)
         self._config = pool.config
@@ -63,10 +63,11 @@ class Placer:
         self._clock = clock
         self._first_token = first_token
         self._failed = failed
+        self._grown = grown
+        self._owners = Owners(pool, peers, self._withhold)
         self._room = asyncio.Event()
         self._calls: dict[Request, aio.UnaryUnaryCall[PrefillRequest, PrefillResponse]] = {}
         self._lost_at: dict[Request, dict[int, str]] = {}
-        self._watched: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -86,19 +87,32 @@ class Placer:
         """`request` has ended in `stage`: its owner gets the pages back."""
         self._lost_at.pop(request, None)
         if stage is Stage.READY:
-            self._spawn(self._give_back(request, request.key, request.owner))
+            self._spawn(self._give_back(request, request.key, request.owners))
         elif request in self._calls:
             self._calls[request].cancel()  # its attempt gives the pages back
         self.room()
 
+    def grow(self, growth: Growth) -> None:
+        """Ask owners for what a running request needs."""
+        self._spawn(self._grow(growth))
+
     def close(self) -> None:
+        self._owners.close()
         for task in self._tasks:
             task.cancel()
 
+    async def _grow(self, growth: Growth) -> None:
+        given = await self._owners.grow(growth)
+        if not self._scheduler.grew(growth, given):
+            if growth.further is not None:
+                await self._owners.release(growth.key, (growth.further,))
+            self._scheduler.shrunk(growth)
+        self._grown()
+
     async def _attempt(self, request: Request) -> None:
-        key, owner = request.key, request.owner
+        key, owners = request.key, request.owners
         try:
-            placements = await self._reserve(request)
+            placements = await self._owners.reserve(key, self._parts(request))
             if placements and not request.ended:
                 token = await self._prefill(request, placements)
                 if token is not None and not request.ended:
@@ -109,40 +123,35 @@ class Placer:
             log.exception("placing %s", key)
             self._failed(request, TknpError(f"placing failed: {error}"))
         if request.ended or request.stage is Stage.PLACED:
-            await self._give_back(request, key, owner)
+            await self._give_back(request, key, owners)
         else:
             self._lost_at.pop(request, None)
 
-    async def _reserve(self, request: Request) -> Sequence[Placement]:
-        """Pages at the owner; none if it has no room after all."""
-        leader = self._peers.nodes[request.owner][0]
-        message = ReserveRequest(
-            key=key_to(request.key), epoch=self._config.epoch, tokens=request.tokens_reserved,
-            lease_s=self._config.lease_s,
-        )  # fmt: skip
-        try:
-            reserve = AttentionOwnerStub(leader.channel).Reserve
-            return (await reserve(message, timeout=_OWNER_CALL_S)).placements
-        except aio.AioRpcError as error:
-            refusal = error_from(error, f"{leader.name} at {leader.address}")
-            if not isinstance(refusal, CapacityError):
-                raise refusal from error
-            await asyncio.sleep(_NO_ROOM_PAUSE_S)
-            return ()
+    def _parts(self, request: Request) -> list[Part]:
+        parts = []
+        needs = zip(request.owners, self._scheduler.reserved_tokens(request), strict=True)
+        for i, (node, tokens) in enumerate(needs):
+            shares = request.shares
+            span = shares.prompt_span(i) if i < len(shares.owners) else range(request.tokens)
+            parts.append(Part(node, tokens, span or range(0)))
+        return parts
 
     async def _prefill(self, request: Request, placements: Sequence[Placement]) -> Token | None:
         """The first token; None if the replica was lost or the request has ended."""
+        if self._config.synthetic_kv:
+            return Token(token_id=request.prompt[-1])
         lost_at = self._lost_at.setdefault(request, {})
         replica = await self._take(request, lost_at)
         ranks = self.replicas.ranks[replica]
-        owners = self._peers.nodes[request.owner]
+        nodes, tokens = self._peers.nodes, request.tokens
         message = PrefillRequest(
             key=key_to(request.key),
             epoch=self._config.epoch,
-            token_ids=pack_ids(request.prompt),
+            token_ids=pack_ids([*request.prompt, *request.generated]),
             sampling=sampling_to(request.params),
             placements=placements,
-            owners=[owners[p.tp_rank].address for p in placements],
+            owners=[nodes[p.node][p.tp_rank].address for p in placements],
+            generated=len(request.generated),
         )
         call = PrefillStub(ranks[0].channel).Run(message)
         self._calls[request] = call
@@ -164,46 +173,27 @@ class Placer:
             return None
         finally:
             del self._calls[request]
-            self.replicas.give(replica, len(request.prompt))
+            self.replicas.give(replica, tokens)
 
     async def _take(self, request: Request, lost_at: Mapping[int, str]) -> int:
         try:
-            return self.replicas.take(len(request.prompt), lost_at)
+            return self.replicas.take(request.tokens, lost_at)
         except Unavailable:  # as far as is known: ask before giving up
             await asyncio.gather(*map(self._peers.ask_prefill, self._peers.prefill))
-            return self.replicas.take(len(request.prompt), lost_at)
+            return self.replicas.take(request.tokens, lost_at)
 
-    async def _give_back(self, request: Request, key: Key, owner: int) -> None:
-        """Release at the owner; a request that has not ended then waits for another attempt."""
-        leader = self._peers.nodes[owner][0]
-        message = ReleaseRequest(key=key_to(key), epoch=self._config.epoch)
-        try:
-            release = AttentionOwnerStub(leader.channel).Release
-            counts = await release(message, timeout=_OWNER_CALL_S)
-        except aio.AioRpcError as error:
-            log.warning("release of %s at %s: %s", key, leader.name, error.details())
-        else:
-            self._scheduler.withhold(owner, counts.quarantined)
-            if counts.quarantined and owner not in self._watched:
-                self._spawn(self._watch(owner))
+    async def _give_back(self, request: Request, key: Key, owners: Collection[int]) -> None:
+        """Release at the owners; a request that has not ended then waits for another attempt."""
+        await self._owners.release(key, owners)
         if request.stage is Stage.PLACED:
             self._scheduler.unplace(request)
         else:
             self._scheduler.freed(request)
         self.room()
 
-    async def _watch(self, node: int) -> None:
-        """Ask `node` until it has its quarantined pages back."""
-        self._watched.add(node)
-        delay_s, longest_s = _QUARANTINE_POLL_S
-        quarantined = 1
-        while quarantined:
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, longest_s)
-            quarantined = await self._peers.quarantined(node)
-            self._scheduler.withhold(node, quarantined)
-            self.room()
-        self._watched.discard(node)
+    def _withhold(self, node: int, pages: int) -> None:
+        self._scheduler.withhold(node, pages)
+        self.room()
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -9,11 +9,12 @@ request: a log can be handed on without anybody's text in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tknp.coordinator.growth import Growth
 from tknp.coordinator.limits import Limits
 from tknp.coordinator.request import NO_DEADLINE_S, Request, Stage
 from tknp.coordinator.scheduler import Scheduler, Taken
@@ -21,7 +22,7 @@ from tknp.engine.batch import Delta
 from tknp.errors import CapacityError, InvalidValue
 from tknp.v1.common_pb2 import FinishReason
 
-FORMAT = 1
+FORMAT = 2
 FIELD = "record"
 
 
@@ -32,16 +33,18 @@ class RecordingScheduler(Scheduler):
     """
 
     def __init__(
-        self, limits: Limits, epoch: int, stream: int = 0, *, path: Path, clock: Callable[[], float]
+        self, limits: Limits, epoch: int, *, path: Path, clock: Callable[[], float]
     ) -> None:
-        super().__init__(limits, epoch, stream)
+        super().__init__(limits, epoch)
         self._clock = clock
+        self._numbers: dict[Growth, int] = {}
+        self._grown = 0
         try:
             self._file = path.open("w")
         except OSError as error:
             raise InvalidValue(FIELD, str(path), f"can't be written: {error.strerror}") from error
         values = {**asdict(limits), "eos_ids": sorted(limits.eos_ids)}
-        self._line({"format": FORMAT, "limits": values, "epoch": epoch, "stream": stream})
+        self._line({"format": FORMAT, "limits": values, "epoch": epoch})
 
     def close(self) -> None:
         self._file.close()
@@ -70,26 +73,50 @@ class RecordingScheduler(Scheduler):
         self._write("first_token", [request.order, stops], finish)
         return finish
 
-    def delta(self) -> Delta | None:
-        delta = super().delta()
+    def delta(self, stream: int = 0) -> Delta | None:
+        delta = super().delta(stream)
         if delta is not None:
-            self._write("delta", [], changes(delta))
+            self._write("delta", [stream], changes(delta))
         return delta
 
-    def tokens(self, step: int, slots: Sequence[int], ids: Sequence[int | None]) -> list[Taken]:
-        rows = self._in_flight.get(step, {})
+    def tokens(
+        self, step: int, slots: Sequence[int], ids: Sequence[int | None], stream: int = 0
+    ) -> list[Taken]:
+        rows = self.streams[stream].in_flight.get(step, {})
         stops = [
             None if token is None else slot in rows and token in rows[slot].stops
             for slot, token in zip(slots, ids, strict=True)
         ]
-        taken = super().tokens(step, slots, ids)
-        self._write("tokens", [step, list(slots), stops], ends(taken))
+        taken = super().tokens(step, slots, ids, stream)
+        self._write("tokens", [step, list(slots), stops, stream], ends(taken))
         return taken
 
-    def finished(self, step: int) -> None:
-        super().finished(step)
-        self._write("finished", [step])
+    def finished(self, step: int, stream: int = 0) -> None:
+        super().finished(step, stream)
+        self._write("finished", [step, stream])
         self._file.flush()
+
+    def growths(self) -> list[Growth]:
+        wanted = self._starving()
+        found = super().growths()
+        if wanted:
+            self._write("growths", [], [self.preemptions, grown(found)])
+        for growth in found:
+            self._numbers[growth] = self._grown
+            self._grown += 1
+        return found
+
+    def grew(self, growth: Growth, given: Collection[int]) -> bool:
+        runs = super().grew(growth, given)
+        if growth.nodes:  # others are the scheduler's own doing
+            self._write("grew", [self._numbers[growth], sorted(given)], runs)
+        if runs:
+            self._numbers.pop(growth, None)
+        return runs
+
+    def shrunk(self, growth: Growth) -> None:
+        super().shrunk(growth)
+        self._write("shrunk", [self._numbers.pop(growth)])
 
     def freed(self, request: Request) -> None:
         super().freed(request)
@@ -120,14 +147,20 @@ class RecordingScheduler(Scheduler):
 
 
 def placements(placed: Sequence[Request]) -> list[list[int]]:
-    """[order, owner, slot] of each."""
-    return [[request.order, request.owner, request.slot] for request in placed]
+    """[order, stream, slot, owners ...] of each."""
+    return [[r.order, r.stream, r.slot, *r.owners] for r in placed]
 
 
 def changes(delta: Delta) -> list[object]:
-    """Step number, ends, and [slot, attempt, owner, position] of each admission."""
-    admits = [[a.slot, a.key.attempt, a.owner, a.position] for a in delta.admits]
-    return [delta.step, list(delta.ends), admits]
+    """Step number, ends, [slot, attempt, position] of admissions, [slot, owners ...] of growths."""
+    admits = [[a.slot, a.key.attempt, a.position] for a in delta.admits]
+    grows = [[grow.slot, *grow.shares.owners] for grow in delta.grows]
+    return [delta.step, list(delta.ends), admits, grows]
+
+
+def grown(found: Sequence[Growth]) -> list[list[int]]:
+    """[order, nodes ...] of each growth that nodes are asked for."""
+    return [[growth.request.order, *growth.nodes] for growth in found]
 
 
 def ends(taken: Sequence[Taken]) -> list[list[int | None]]:
@@ -139,5 +172,6 @@ def _asked(request: Request) -> list[object]:
     deadline_s = None if request.deadline_s == NO_DEADLINE_S else request.deadline_s
     return [
         len(request.prompt), request.params.max_tokens, request.priority, deadline_s,
-        request.pinned, request.params.needs_history,
+        request.pinned and list(request.pinned), request.params.needs_history,
+        len(request.generated),
     ]  # fmt: skip

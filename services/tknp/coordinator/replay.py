@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tknp.coordinator.division import Division
+from tknp.coordinator.growth import Growth
 from tknp.coordinator.limits import Limits
-from tknp.coordinator.recording import FORMAT, changes, ends, placements
-from tknp.coordinator.request import NO_DEADLINE_S, Request
+from tknp.coordinator.recording import FORMAT, changes, ends, grown, placements
+from tknp.coordinator.request import NO_DEADLINE_S, Pin, Request
 from tknp.coordinator.scheduler import Scheduler
 from tknp.errors import CapacityError, InvalidValue, TknpError
 from tknp.kv.holding import Key
@@ -38,11 +40,7 @@ def replay(path: Path) -> int:
     number, header = next(lines, (0, {}))
     if header.get("format") != FORMAT:
         raise InvalidValue("recording", str(path), f"not a recording of format {FORMAT}")
-    limits = Limits(
-        **{**header["limits"], "pages": tuple(header["limits"]["pages"]),
-           "eos_ids": frozenset(header["limits"]["eos_ids"])}
-    )  # fmt: skip
-    again = _Replay(Scheduler(limits, header["epoch"], header["stream"]))
+    again = _Replay(Scheduler(_limits(header["limits"]), header["epoch"]))
     for number, line in lines:
         call, gave = line["call"], line["gave"]
         try:
@@ -60,6 +58,7 @@ class _Replay:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._requests: dict[int, Request] = {}
+        self._growths: list[Growth] = []
 
     def call(self, name: str, given: list[Any]) -> object:
         scheduler = self._scheduler
@@ -73,14 +72,22 @@ class _Replay:
             case "first_token":
                 return scheduler.first_token(self._requests[given[0]], _token(given[1]))
             case "delta":
-                delta = scheduler.delta()
+                delta = scheduler.delta(given[0])
                 return None if delta is None else changes(delta)
             case "tokens":
-                step, slots, stops = given
+                step, slots, stops, stream = given
                 ids = [None if stop is None else _token(stop) for stop in stops]
-                return ends(scheduler.tokens(step, slots, ids))
+                return ends(scheduler.tokens(step, slots, ids, stream))
             case "finished":
-                scheduler.finished(given[0])
+                scheduler.finished(*given)
+            case "growths":
+                found = scheduler.growths()
+                self._growths += found
+                return [scheduler.preemptions, grown(found)]
+            case "grew":
+                return scheduler.grew(self._growths[given[0]], given[1])
+            case "shrunk":
+                scheduler.shrunk(self._growths[given[0]])
             case "freed":
                 scheduler.freed(self._requests[given[0]])
             case "withhold":
@@ -99,8 +106,9 @@ class _Replay:
         max_tokens: int,
         priority: int,
         deadline_s: float | None,
-        pinned: int | None,
+        pinned: list[int] | None,
         penalties: bool,
+        generated: int,
     ) -> bool:
         params = SamplingParams(
             max_tokens=max_tokens, ignore_eos=True, stop_token_ids=(_STOP,),
@@ -108,7 +116,8 @@ class _Replay:
         )  # fmt: skip
         request = Request(
             Key("", 0), range(prompt_tokens), params, 0.0, priority,
-            NO_DEADLINE_S if deadline_s is None else deadline_s, pinned,
+            NO_DEADLINE_S if deadline_s is None else deadline_s, Pin(*pinned) if pinned else None,
+            generated=[_GO] * generated,
         )  # fmt: skip
         try:
             self._scheduler.submit(request)
@@ -116,6 +125,15 @@ class _Replay:
             return False
         self._requests[request.order] = request
         return True
+
+
+def _limits(values: Mapping[str, Any]) -> Limits:
+    division = values["division"]
+    streams = tuple(tuple(owners) for owners in division["streams"])
+    return Limits(
+        **{**values, "pages": tuple(values["pages"]), "eos_ids": frozenset(values["eos_ids"]),
+           "division": Division(**{**division, "streams": streams})}
+    )  # fmt: skip
 
 
 def _token(stops: bool) -> int:

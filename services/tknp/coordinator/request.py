@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from tknp.errors import TknpError
 from tknp.kv.holding import Key
+from tknp.layout.shares import Shares
 from tknp.sampling.params import SamplingParams
 from tknp.v1.common_pb2 import FinishReason, Token
 
 NO_DEADLINE_S = float("inf")
+NOWHERE = Shares((-1,), 0)
 
 
 class Stage(StrEnum):
@@ -22,7 +25,15 @@ class Stage(StrEnum):
     PLACED = "placed"
     READY = "ready"
     RUNNING = "running"
+    PREEMPTED = "preempted"
     ENDED = "ended"
+
+
+class Pin(NamedTuple):
+    """Where a request of the warm-up has to run: owner `node` of `stream`."""
+
+    stream: int
+    node: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +50,13 @@ class Request:
     """Prompt and sampling never change; the scheduler alone changes what stands below `pinned`.
 
     `priority`: higher goes first. `deadline_s`: when it fails unless it has ended, on the
-    coordinator's clock as all times. `pinned`: the only node that may own it (warm-up).
-    `order`: its place in the order of arrival. `stops`: ids that end it. `slot`: its row while it
-    runs.
+    coordinator's clock as all times. `given`: how many of `generated` came with it, from an earlier
+    life of the pool. `order`: its place in the order of arrival. `stops`: ids that end it.
+
+    Set where it is placed: `stream`, and `slot`, its row there; `owners`, and `shares`, how they
+    divide its tokens; `held`, pages of each owner that are counted for it; `covered`, the first
+    position that these have no room for; `preemptions`, how often it made room for another.
+    While it runs, step s feeds position `joined` + s.
     """
 
     key: Key
@@ -50,12 +65,19 @@ class Request:
     arrived_s: float
     priority: int = 0
     deadline_s: float = NO_DEADLINE_S
-    pinned: int | None = None
+    pinned: Pin | None = None
+    given: int = 0
     order: int = -1
     stops: frozenset[int] = frozenset()
     stage: Stage = Stage.QUEUED
-    owner: int = -1
+    stream: int = -1
     slot: int = -1
+    shares: Shares = NOWHERE
+    owners: tuple[int, ...] = ()
+    held: dict[int, int] = field(default_factory=dict)
+    covered: int = 0
+    joined: int = 0
+    preemptions: int = 0
     generated: list[int] = field(default_factory=list)
     placed_s: float = 0.0
     first_token_s: float = 0.0
@@ -67,6 +89,11 @@ class Request:
         return self.stage is Stage.ENDED
 
     @property
-    def tokens_reserved(self) -> int:
+    def tokens(self) -> int:
+        """Tokens so far: what prefill computes, in another attempt the generated ones too."""
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def most_tokens(self) -> int:
         """KV slots for the input, the whole output, and one discarded lookahead row."""
         return len(self.prompt) + self.params.max_tokens

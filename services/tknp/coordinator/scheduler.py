@@ -1,32 +1,33 @@
 """Iteration-level scheduling with capacity-aware ownership. Pure: no clock, no sockets.
 
 Requests are placed in the order of `tknp.coordinator.waiting`. The first that fits nowhere waits,
-and those behind it wait too. A placed request has its pages counted against its owner until every
-rank of the owner is past its last step.
+and those behind it wait too. A placed request has its pages counted at each of its owners until
+every rank that it ran on is past its last step. Streams (`tknp.coordinator.stream`) share queue and
+nodes; a request is in one of them from placement on.
 
-A step is launched before the tokens of the one before are known. A request that must end by length
-leaves in time, without a wasted row: the step it leaves at is known when it is admitted. One that
-ends by a token runs one more row, and its token is discarded. No call costs more than what changes,
-except `tokens`, which costs one turn a row.
+With `reserve_ratio` below 1 a request is placed with part of its output only, and gets pages as it
+comes near their end (`tknp.coordinator.growth`). Where none are left the youngest of those that
+were placed so leaves the batch and waits for another attempt, which computes what it has anew and
+has room for all of its output: no request makes room for another twice.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from tknp.coordinator.growth import Growth, find, starved
 from tknp.coordinator.limits import Limits
-from tknp.coordinator.request import Request, Stage
+from tknp.coordinator.placement import Place, Seat, choose
+from tknp.coordinator.request import NOWHERE, Request, Stage
+from tknp.coordinator.stream import LOOKAHEAD_TOKENS, STEPS_IN_FLIGHT, Stream
 from tknp.coordinator.waiting import Waiting
-from tknp.engine.batch import Admit, Delta
+from tknp.engine.batch import Delta
 from tknp.errors import CapacityError, ProtocolError
 from tknp.kv.holding import Key
-from tknp.kv.size import pages_for
-from tknp.layout.owners import NodeLoad, choose_owner
+from tknp.layout.owners import NodeLoad
 from tknp.v1.common_pb2 import FinishReason
-
-STEPS_IN_FLIGHT = 2
 
 
 class Taken(NamedTuple):
@@ -38,26 +39,24 @@ class Taken(NamedTuple):
 
 
 class Scheduler:
-    """All requests of one stream."""
+    """All requests of a pool. `preemptions`: requests so far that made room for another."""
 
-    def __init__(self, limits: Limits, epoch: int, stream: int = 0) -> None:
+    def __init__(self, limits: Limits, epoch: int) -> None:
         self.limits = limits
         self.waiting = Waiting()
         self.placed: set[Request] = set()
-        self.ready: deque[Request] = deque()
-        self.running: dict[int, Request] = {}
-        self.steps = 0
-        self._epoch = epoch
-        self._stream = stream
+        self.preemptions = 0
+        nodes = len(limits.pages)
+        self.streams = [
+            Stream(number, epoch, limits.max_batch, nodes)
+            for number in range(len(limits.division.streams))
+        ]
         self._arrived = 0
         self._live: dict[Request, None] = {}
-        nodes = len(limits.pages)
-        self._used, self._withheld, self._requests = [0] * nodes, [0] * nodes, [0] * nodes
-        self._free_slots = list(range(limits.max_batch - 1, -1, -1))
-        self._in_flight: dict[int, dict[int, Request]] = {}
-        self._leaving: dict[int, list[Request]] = {}
-        self._full_at: defaultdict[int, list[Request]] = defaultdict(list)
-        self._ended: list[Request] = []
+        self._used, self._withheld = [0] * nodes, [0] * nodes
+        self._held_back: list[Request] = []
+        self._released = not limits.hold_until
+        self._growing: dict[Request, Growth] = {}
 
     @property
     def loads(self) -> list[NodeLoad]:
@@ -71,17 +70,23 @@ class Scheduler:
         return list(self._live)
 
     @property
-    def in_flight(self) -> int:
-        """Steps launched whose tokens are not known."""
-        return len(self._in_flight)
+    def running(self) -> int:
+        """Requests in running batches, those that join next among them."""
+        joining = len(self._held_back) + sum(len(stream.ready) for stream in self.streams)
+        return joining + sum(len(stream.running) for stream in self.streams)
+
+    @property
+    def steps(self) -> int:
+        """Steps launched so far, of all streams."""
+        return sum(stream.steps for stream in self.streams)
 
     def owned_requests(self, node: int) -> int:
-        return self._requests[node]
+        return sum(stream.requests[node] for stream in self.streams)
 
     def kv_tokens(self, node: int) -> int:
-        """Tokens whose KV `node` keeps for running requests."""
-        mine = [r for r in self.running.values() if r.owner == node]
-        return sum(len(r.prompt) + len(r.generated) for r in mine)
+        """Tokens whose KV `node` keeps, or part of it, for running requests."""
+        running = (r for stream in self.streams for r in stream.running.values())
+        return sum(self._tokens_at(node, r) for r in running if node in r.owners)
 
     def submit(self, request: Request) -> None:
         """Queue a checked request. Raises CapacityError when the queue is full."""
@@ -99,80 +104,72 @@ class Scheduler:
         self.waiting.add(request)
 
     def place(self) -> list[Request]:
-        """Give owners and slots to waiting requests, in order, for as long as they fit."""
-        placed = []
-        while self.waiting and self._free_slots:
+        """Give owners and slots to waiting requests, in order, for as long as they fit.
+
+        None while a running request waits for a page: it goes first.
+        """
+        placed: list[Request] = []
+        if self._starving():
+            return placed
+        while self.waiting and any(stream.slots for stream in self.streams):
             request = self.waiting.head
-            need = self._need(request)
-            owner = self._owner(request, need)
-            if owner is None:
+            place = self._choose(request)
+            if place is None:
                 break
             self.waiting.remove(request)
-            request.owner, request.slot = owner, self._free_slots.pop()
-            request.stage = Stage.PLACED
-            self._used[owner] += need
-            self._requests[owner] += 1
-            self.placed.add(request)
+            self._take(request, place)
             placed.append(request)
         return placed
 
     def unplace(self, request: Request) -> None:
-        """The owner holds nothing of this attempt (any more): the next one waits for its turn."""
+        """The owners hold nothing of this attempt (any more): the next waits for its turn."""
         self.placed.remove(request)
-        self._free_slots.append(request.slot)
+        self._give_slot(request)
         self._free(request)
-        request.key = Key(request.key.request_id, request.key.attempt + 1)
-        request.stage, request.owner, request.slot = Stage.QUEUED, -1, -1
-        self.waiting.add(request)
+        self._wait_again(request)
 
     def first_token(self, request: Request, token: int) -> FinishReason.ValueType | None:
         """Prefill has sampled `token`. Unless that ends the request, it joins the next step."""
         self.placed.remove(request)
         finish = self._append(request, token)
-        if finish is None:
-            request.stage = Stage.READY
-            self.ready.append(request)
+        if finish is not None:
+            self._give_slot(request)
+            return finish
+        request.stage = Stage.READY
+        if request.pinned is not None or self._released:
+            self.streams[request.stream].ready.append(request)
         else:
-            self._free_slots.append(request.slot)
-        return finish
+            self._held_back.append(request)
+        return None
 
-    def delta(self) -> Delta | None:
-        """What the next step changes.
+    def delta(self, stream: int = 0) -> Delta | None:
+        """What the next step of `stream` changes.
 
-        None while enough steps are in flight, and when nothing runs and nothing has to leave.
+        None while enough steps are in flight, when nothing runs and nothing has to leave, and while
+        an owner is being asked for a page without which a row has no room.
         """
-        if len(self._in_flight) >= STEPS_IN_FLIGHT:
+        state = self.streams[stream]
+        if len(state.in_flight) >= STEPS_IN_FLIGHT:
             return None
-        step = self.steps
-        due = [*self._ended, *self._full_at.pop(step, ())]
-        leaving = [request for request in dict.fromkeys(due) if self._runs(request)]
-        self._ended.clear()
-        joining = self._joining()
-        if not self.running and not joining:
+        short = state.short()
+        if any(request in self._growing for request in short):
             return None
-        admits = [self._admit(request, step) for request in joining]
-        if leaving or admits:
-            # Steps in flight keep the rows they were launched with.
-            rows = dict(self.running)
-            for request in leaving:
-                del rows[request.slot]
-                self._free_slots.append(request.slot)
-            rows.update((request.slot, request) for request in joining)
-            self.running = rows
-            self.ready = deque(r for r in self.ready if r.stage is Stage.READY)
-        self.steps += 1
-        self._in_flight[step] = self.running
-        self._leaving[step] = leaving
-        ends = tuple(request.slot for request in leaving)
-        return Delta(self._epoch, self._stream, step, ends, tuple(admits))
+        for request in short:
+            self._preempt(request)
+        self._release()
+        return state.delta()
 
-    def tokens(self, step: int, slots: Sequence[int], ids: Sequence[int | None]) -> list[Taken]:
+    def tokens(
+        self, step: int, slots: Sequence[int], ids: Sequence[int | None], stream: int = 0
+    ) -> list[Taken]:
         """What every row of `step` drew; None where a row failed, which ends its request.
 
         Rows of requests that had ended before are left out. Raises ProtocolError unless the rows
         are those that the step was launched with.
         """
-        rows = self._in_flight.pop(step, None)
+        rows = None
+        if 0 <= stream < len(self.streams):
+            rows = self.streams[stream].in_flight.pop(step, None)
         if rows is None or len(slots) != len(rows) or not rows.keys() >= set(slots):
             asked = "no such step" if rows is None else f"slots {sorted(rows)}"
             raise ProtocolError(f"step {step} answers for slots {sorted(slots)}, asked: {asked}")
@@ -189,23 +186,77 @@ class Scheduler:
             taken.append(Taken(row, request, finish))
         return taken
 
-    def finished(self, step: int) -> None:
+    def finished(self, step: int, stream: int = 0) -> None:
         """Every rank has finished `step`: pages of requests that left before it are free."""
-        for request in self._leaving.pop(step):
+        for request in self.streams[stream].left(step):
             self._free(request)
+            if request.stage is Stage.PREEMPTED:
+                self._wait_again(request)
 
     def freed(self, request: Request) -> None:
-        """The owner has released the pages of a request that no step had admitted."""
+        """The owners have released the pages of a request that no step had admitted."""
         self._free(request)
 
     def withhold(self, node: int, pages: int) -> None:
         """`node` has `pages` that no request holds and that it can't give either (quarantine)."""
         self._withheld[node] = pages
 
+    def growths(self) -> list[Growth]:
+        """What to ask of owners now, for requests near the end of their pages; see `grew`."""
+        found: list[Growth] = []
+        for stream in self.streams:
+            for request in list(stream.hungry):
+                while request in stream.hungry and request not in self._growing:
+                    growth = find(self.limits.division, self.loads, request)
+                    if growth is None:
+                        self._make_room(request)
+                        break
+                    for node in growth.nodes:
+                        self._used[node] += 1
+                    self._growing[request] = growth
+                    if growth.nodes:
+                        found.append(growth)
+                    else:
+                        self.grew(growth, ())
+        return found
+
+    def grew(self, growth: Growth, given: Collection[int]) -> bool:
+        """The nodes `given` of `growth.nodes` have given their page; whether the request has them.
+
+        If not, because it has left the batch or a node refused, the caller has to release what
+        `growth.further` gave, and then to call `shrunk`.
+        """
+        request, stream = growth.request, self.streams[growth.request.stream]
+        del self._growing[request]
+        same = growth.key == request.key and bool(request.held)
+        whole = set(given) == set(growth.nodes)
+        runs = same and request.stage is Stage.RUNNING and whole
+        for node in growth.nodes:
+            if node == growth.further and not runs:
+                continue  # until `shrunk`
+            if same and node in given:
+                request.held[node] = request.held.get(node, 0) + 1
+            else:
+                self._used[node] -= 1
+        if not runs:
+            return False
+        if growth.further is not None:
+            request.owners = growth.shares.owners
+            stream.requests[growth.further] += 1
+        request.shares = growth.shares
+        self._cover(request)
+        stream.grow(request)
+        return True
+
+    def shrunk(self, growth: Growth) -> None:
+        """`growth.further` has released what it gave in vain."""
+        if growth.further is not None:
+            self._used[growth.further] -= 1
+
     def end(self, request: Request) -> Stage:
         """Cancelled or failed; returns the stage it had.
 
-        From PLACED and READY the caller must release its pages at the owner and call `freed`.
+        From PLACED and READY the caller must release its pages at the owners and call `freed`.
         """
         stage = request.stage
         if stage is Stage.ENDED:
@@ -215,42 +266,111 @@ class Scheduler:
             self.waiting.remove(request)
         elif stage is Stage.PLACED:
             self.placed.remove(request)
-            self._free_slots.append(request.slot)
+            self._give_slot(request)
         elif stage is Stage.READY:
-            self.ready.remove(request)
-            self._free_slots.append(request.slot)
+            held_back = request in self._held_back
+            (self._held_back if held_back else self.streams[request.stream].ready).remove(request)
+            self._give_slot(request)
         return stage
 
     def overdue(self, now_s: float) -> list[Request]:
         """Requests whose deadline has passed; the caller ends them."""
         return [request for request in self._live if request.deadline_s <= now_s]
 
-    def _end(self, request: Request) -> None:
-        request.stage = Stage.ENDED
-        del self._live[request]
-        if self._runs(request):
-            self._ended.append(request)
+    def reserved_tokens(self, request: Request) -> list[int]:
+        """Tokens that each owner of a request just placed has to have room for, at least one."""
+        if self.limits.division.divides != "tokens":
+            return [self._asked(request)] * len(request.owners)
+        shards = range(len(request.owners))
+        return [max(1, request.shares.length(i, self._asked(request))) for i in shards]
 
-    def _runs(self, request: Request) -> bool:
-        return self.running.get(request.slot) is request
+    def _asked(self, request: Request) -> int:
+        """Tokens to reserve at placement, of `most_tokens`."""
+        ratio = 1.0 if request.preemptions else self.limits.reserve_ratio
+        output = math.ceil(ratio * (request.most_tokens - request.tokens))
+        return min(request.most_tokens, request.tokens + max(output, 1 + LOOKAHEAD_TOKENS))
+
+    def _choose(self, request: Request) -> Place | None:
+        seats = [Seat(len(stream.slots), stream.requests) for stream in self.streams]
+        return choose(self.limits.division, self.loads, seats, request, self._asked(request))
+
+    def _take(self, request: Request, place: Place) -> None:
+        stream = self.streams[place.stream]
+        request.stream, request.slot = place.stream, stream.slots.pop()
+        request.owners, request.shares = place.owners, place.shares
+        request.held = dict(zip(place.owners, place.pages, strict=True))
+        request.stage = Stage.PLACED
+        for node, pages in request.held.items():
+            self._used[node] += pages
+            stream.requests[node] += 1
+        self._cover(request)
+        self.placed.add(request)
+
+    def _cover(self, request: Request) -> None:
+        held = [request.held[node] for node in request.owners]
+        division = self.limits.division
+        request.covered = division.covered(request.shares, held, request.most_tokens)
 
     def _free(self, request: Request) -> None:
-        self._used[request.owner] -= self._need(request)
-        self._requests[request.owner] -= 1
+        for node, pages in request.held.items():
+            self._used[node] -= pages
+        for node in request.owners:
+            self.streams[request.stream].requests[node] -= 1
+        request.held = {}
 
-    def _owner(self, request: Request, need: int) -> int | None:
-        if request.pinned is None:
-            return choose_owner(self.loads, need)
-        return request.pinned if self.loads[request.pinned].free >= need else None
+    def _give_slot(self, request: Request) -> None:
+        self.streams[request.stream].slots.append(request.slot)
 
-    def _need(self, request: Request) -> int:
-        return pages_for(request.tokens_reserved, self.limits.page_size)
+    def _wait_again(self, request: Request) -> None:
+        request.key = Key(request.key.request_id, request.key.attempt + 1)
+        request.stage, request.stream, request.slot = Stage.QUEUED, -1, -1
+        request.owners, request.shares = (), NOWHERE
+        self.waiting.add(request)
 
-    def _joining(self) -> list[Request]:
-        """Ready requests that the next step admits. The warm-up's are never held."""
-        pinned = [request for request in self.ready if request.pinned is not None]
-        held = len(self.ready) - len(pinned) < self.limits.hold_until
-        return pinned if held else list(self.ready)
+    def _end(self, request: Request) -> None:
+        leaves = request.stage is Stage.RUNNING
+        request.stage = Stage.ENDED
+        del self._live[request]
+        if leaves:
+            self.streams[request.stream].leave(request)
+        if self.limits.hold_until and not self._live:
+            self._released = False
+
+    def _preempt(self, request: Request) -> None:
+        """`request` runs; it leaves with the next step and is computed again later."""
+        request.stage = Stage.PREEMPTED
+        request.preemptions += 1
+        self.preemptions += 1
+        self.streams[request.stream].leave(request)
+
+    def _make_room(self, request: Request) -> None:
+        """Let the youngest request that would help leave, unless one is leaving already."""
+        nodes = set(starved(self.limits.division, self.loads, request))
+        if any(nodes & r.held.keys() for stream in self.streams for r in stream.departing):
+            return
+        helps = [
+            other for stream in self.streams for other in stream.running.values()
+            if nodes & other.held.keys() and other.pinned is None and not other.preemptions
+        ]  # fmt: skip
+        self._preempt(max(helps, key=lambda r: (-r.priority, r.order), default=request))
+
+    def _starving(self) -> bool:
+        return any(
+            request not in self._growing for stream in self.streams for request in stream.hungry
+        )
+
+    def _release(self) -> None:
+        """Let held requests join once so many have come and all that fit are ready."""
+        if self._released or self.placed:
+            return
+        if len(self._held_back) + len(self.waiting) < self.limits.hold_until:
+            return
+        if self.waiting and self._choose(self.waiting.head) is not None:
+            return
+        self._released = True
+        for request in self._held_back:
+            self.streams[request.stream].ready.append(request)
+        self._held_back.clear()
 
     def _append(self, request: Request, token: int) -> FinishReason.ValueType | None:
         request.generated.append(token)
@@ -263,19 +383,8 @@ class Scheduler:
         self._end(request)
         return finish
 
-    def _admit(self, request: Request, step: int) -> Admit:
-        request.stage = Stage.RUNNING
-        count = len(request.generated)
-        self._full_at[step + request.params.max_tokens - count].append(request)
-        history = request.params.needs_history
-        return Admit(
-            slot=request.slot,
-            key=request.key,
-            owner=request.owner,
-            position=len(request.prompt) + count - 1,
-            token=request.generated[-1],
-            sampling=request.params,
-            prompt=tuple(request.prompt) if history else (),
-            generated=tuple(request.generated) if history else (),
-            generated_count=count,
-        )
+    def _tokens_at(self, node: int, request: Request) -> int:
+        shard = request.shares.shard_of(node)
+        if self.limits.division.divides != "tokens" or shard is None:
+            return request.tokens
+        return request.shares.length(shard, request.tokens)

@@ -1,7 +1,8 @@
 """A pool that runs: carries out what the scheduler decides, and tells clients what became of it.
 
     placing   queue -> owner -> prefill -> first token           `Placer`
-    stepping  delta -> every node; tokens -> requests' events    `StepStreams`, here
+    stepping  delta -> every node; tokens -> requests' events    `StepCalls`, here
+    growing   more pages for requests that run                   `Placer`
 
 Both run on the event loop and share the scheduler, so nothing is locked. A result that comes in is
 taken, the next step is sent, and only then do clients hear of their tokens: what a hundred streams
@@ -22,7 +23,7 @@ from tknp.coordinator.placing import Placer
 from tknp.coordinator.request import Event, Request
 from tknp.coordinator.scheduler import Scheduler
 from tknp.coordinator.startup import Peers
-from tknp.coordinator.steps import StepStreams
+from tknp.coordinator.steps import StepCalls
 from tknp.errors import DeadlineExceeded, TknpError, Unavailable
 from tknp.pool import Pool
 from tknp.v1.common_pb2 import FinishReason, Token
@@ -61,11 +62,11 @@ class Serving:
         self._clock = clock
         self._placer = Placer(
             pool, peers, scheduler, clock,
-            first_token=self._first_token, failed=self.fail_request,
+            first_token=self._first_token, failed=self.fail_request, grown=self._work,
         )  # fmt: skip
         self.replicas = self._placer.replicas
         leaders = [ranks[0] for ranks in peers.nodes]
-        self._streams = StepStreams(pool, leaders, self._sampled, self._finished, lost)
+        self._calls = StepCalls(pool.layout, leaders, self._sampled, self._finished, lost)
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
@@ -81,7 +82,7 @@ class Serving:
             await self._ended.wait()
 
     def close(self) -> None:
-        self._streams.close()
+        self._calls.close()
         self._placer.close()
 
     def submit(self, request: Request) -> None:
@@ -124,7 +125,7 @@ class Serving:
         if token.error:
             self.fail_request(request, TknpError(token.error))
             return
-        request.first_token_s = self._clock()
+        request.first_token_s = request.first_token_s or self._clock()
         finish = self.scheduler.first_token(request, token.token_id)
         self._work()
         self._emit(request, token, finish)
@@ -133,7 +134,7 @@ class Serving:
         began = perf_counter()
         tokens = list(result.tokens)
         ids = [None if token.error else token.token_id for token in tokens]
-        taken = self.scheduler.tokens(result.step, list(result.slots), ids)
+        taken = self.scheduler.tokens(result.step, list(result.slots), ids, result.stream)
         self._work()
         launched = perf_counter()
         for row, request, finish in taken:
@@ -143,14 +144,17 @@ class Serving:
                 self._emit(request, tokens[row], finish)
         self._metrics.step(launched - began, perf_counter() - launched)
 
-    def _finished(self, step: int) -> None:
-        self.scheduler.finished(step)
+    def _finished(self, stream: int, step: int) -> None:
+        self.scheduler.finished(step, stream)
         self._work()
 
     def _work(self) -> None:
-        """Something has changed: launch what can be launched, place what can be placed."""
-        while (delta := self.scheduler.delta()) is not None:
-            self._streams.send(delta)
+        """Something has changed: launch, grow and place what can be."""
+        for stream in range(len(self.scheduler.streams)):
+            while (delta := self.scheduler.delta(stream)) is not None:
+                self._calls.send(delta)
+        for growth in self.scheduler.growths():
+            self._placer.grow(growth)
         self._placer.room()
 
     def _emit(self, request: Request, token: Token, finish: FinishReason.ValueType | None) -> None:

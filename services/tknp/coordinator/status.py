@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tknp.coordinator.driver import Driver
+from tknp.rpc.convert import block_to
 from tknp.v1 import coordinator_pb2 as pb
 from tknp.v1 import coordinator_pb2_grpc
 from tknp.v1.common_pb2 import Phase
+
+
+def runs(roots: Sequence[int]) -> list[pb.Root]:
+    """Root of each layer -> the blocks that a stream goes through, in order."""
+    found: list[pb.Root] = []
+    for layer, node in enumerate(roots):
+        if not found or found[-1].node != node:
+            found.append(pb.Root(node=node, layer_start=layer))
+        found[-1].layer_stop = layer + 1
+    return found
 
 
 class StatusService(coordinator_pb2_grpc.CoordinatorServicer):
@@ -39,6 +51,10 @@ class StatusService(coordinator_pb2_grpc.CoordinatorServicer):
             failed=counts.failed,
             uptime_s=driver.clock() - self._started_s,
             error=driver.error,
+            copies=max(map(len, pool.layout.held)),
+            width=pool.layout.width,
+            reserve_ratio=pool.config.reserve_ratio,
+            streams=[self._stream(s) for s in range(pool.layout.streams)],
         )
         kinds = {p.kv_transfer for p in status.prefill if p.kv_transfer}
         status.kv_transfer = ", ".join(sorted(kinds))
@@ -47,22 +63,20 @@ class StatusService(coordinator_pb2_grpc.CoordinatorServicer):
             status.max_model_len = scheduler.limits.longest
             status.queued = len(scheduler.waiting)
             status.prefilling = len(scheduler.placed)
-            status.running = len(scheduler.running) + len(scheduler.ready)
+            status.running = scheduler.running
             status.steps = scheduler.steps
+            status.preemptions = scheduler.preemptions
         return status
 
     def _node(self, node: int) -> pb.NodeStatus:
         pool, serving = self._driver.pool, self._driver.serving
-        block, ranks = pool.layout.blocks[node], self._driver.peers.nodes[node]
+        ranks = self._driver.peers.nodes[node]
         owner = ranks[0].owner
         status = pb.NodeStatus(
             node=node,
             addresses=[peer.address for peer in ranks],
             progress=ranks[0].progress,
-            layer_start=block.start,
-            layer_stop=block.stop,
-            embedding=block.embedding,
-            head=block.head,
+            blocks=[block_to(block) for block in pool.layout.held[node]],
             weight_bytes=pool.weight_bytes(node),
         )
         if owner is not None:
@@ -75,6 +89,17 @@ class StatusService(coordinator_pb2_grpc.CoordinatorServicer):
             status.capacity_tokens = load.pages * pool.page_size
             status.requests = scheduler.owned_requests(node)
             status.kv_tokens = scheduler.kv_tokens(node)
+        return status
+
+    def _stream(self, stream: int) -> pb.StreamStatus:
+        layout, serving = self._driver.pool.layout, self._driver.serving
+        status = pb.StreamStatus(
+            stream=stream, owners=layout.owners[stream],
+            roots=[] if layout.spread else runs(layout.roots(stream)),
+        )  # fmt: skip
+        if serving is not None:
+            state = serving.scheduler.streams[stream]
+            status.running, status.steps = len(state.running), state.steps
         return status
 
     def _prefill(self, replica: int) -> pb.PrefillStatus:

@@ -1,4 +1,4 @@
-"""The step streams: one to TP rank 0 of every node, results back."""
+"""The step streams: one call to TP rank 0 of every node carries the steps of all its streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpc import aio
 from tknp.coordinator.startup import Peer
 from tknp.engine.batch import Delta
 from tknp.errors import Unavailable
-from tknp.pool import Pool
+from tknp.layout.layout import Layout
 from tknp.rpc.convert import delta_to
 from tknp.rpc.outbox import Outbox
 from tknp.rpc.status import error_from
@@ -19,35 +19,38 @@ from tknp.v1.decode_root_pb2_grpc import DecodeRootStub
 from tknp.v1.step_pb2 import Step, StepResult
 
 
-class StepStreams:
-    """`sampled(result)` is called with the sampler's answer to each step, `finished(step)` when
-    every node has answered it, `lost(reason)` once when a stream breaks. All on the event loop.
+class StepCalls:
+    """`sampled(result)` is called with the sampler's answer to each step of a stream,
+    `finished(stream, step)` when every node that takes part has answered it, `lost(reason)` once
+    when a call breaks. All on the event loop. Nodes get the steps of all streams in one order.
     """
 
     def __init__(
         self,
-        pool: Pool,
+        layout: Layout,
         leaders: Sequence[Peer],
         sampled: Callable[[StepResult], None],
-        finished: Callable[[int], None],
+        finished: Callable[[int, int], None],
         lost: Callable[[str], None],
     ) -> None:
         self._leaders = leaders
-        self._sampler = pool.layout.sampler
         self._sampled = sampled
         self._finished = finished
         self._lost = lost
-        self._answers: dict[int, int] = {}
+        streams = range(layout.streams)
+        self._members = [layout.members(stream) for stream in streams]
+        self._samplers = [layout.sampler(stream) for stream in streams]
+        self._answers: dict[tuple[int, int], int] = {}
         self._steps: list[Outbox[Step]] = [Outbox() for _ in leaders]
-        self._rootless = [block.empty for block in pool.layout.blocks]
+        self._rootless = [not held for held in layout.held]
         self._readers = [asyncio.create_task(self._read(n)) for n in range(len(leaders))]
 
     def send(self, delta: Delta) -> None:
-        """Launch a step on every node."""
+        """Launch a step on every node of its stream."""
         message = delta_to(delta)
-        self._answers[delta.step] = 0
-        for steps in self._steps:
-            steps.put(message)
+        self._answers[delta.stream, delta.step] = 0
+        for node in self._members[delta.stream]:
+            self._steps[node].put(message)
 
     def close(self) -> None:
         for reader in self._readers:
@@ -62,14 +65,18 @@ class StepStreams:
             async for result in run(self._steps[node]):
                 if result.error:
                     raise Unavailable(f"{place}: {result.error}")
-                if node == self._sampler:
-                    self._sampled(result)
-                self._answers[result.step] += 1
-                if self._answers[result.step] == len(self._steps):
-                    del self._answers[result.step]
-                    self._finished(result.step)
+                self._answered(node, result)
             raise Unavailable(f"{place} ended its steps")
         except aio.AioRpcError as error:
             self._lost(str(error_from(error, place)))
         except Exception as error:
             self._lost(str(error))
+
+    def _answered(self, node: int, result: StepResult) -> None:
+        stream, step = result.stream, result.step
+        if node == self._samplers[stream]:
+            self._sampled(result)
+        self._answers[stream, step] += 1
+        if self._answers[stream, step] == len(self._members[stream]):
+            del self._answers[stream, step]
+            self._finished(stream, step)

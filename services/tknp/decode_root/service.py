@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tknp.layout.rank import Rank
+from tknp.rpc.convert import block_to
 from tknp.v1 import decode_root_pb2_grpc
 from tknp.v1.common_pb2 import DescribeRequest
 from tknp.v1.decode_root_pb2 import RootDescription
@@ -23,18 +24,15 @@ class RootService(decode_root_pb2_grpc.DecodeRootServicer):
 
     async def Describe(self, request: DescribeRequest, context: Any) -> RootDescription:
         runtime, layout = self._runtime, self._runtime.pool.layout
-        block = layout.blocks[runtime.rank.node]
+        samplers = {Rank(layout.sampler(stream), 0) for stream in range(layout.streams)}
         return RootDescription(
             compatibility=runtime.pool.compatibility,
             progress=runtime.life.progress,
             epoch=runtime.pool.config.epoch,
             node=runtime.rank.node,
             tp_rank=runtime.rank.t,
-            layer_start=block.start,
-            layer_stop=block.stop,
-            embedding=block.embedding,
-            head=block.head,
-            samples=runtime.rank == Rank(layout.sampler, 0),
+            blocks=[block_to(block) for block in layout.held[runtime.rank.node]],
+            samples=runtime.rank in samplers,
             weight_bytes=runtime.life.total_bytes,
         )
 

@@ -18,7 +18,7 @@ from tknp.attention.factory import decode_attention
 from tknp.attention.prefill import PrefillAttention
 from tknp.errors import InvalidValue
 from tknp.kernels.decode import KernelDecodeAttention, check_rope
-from tknp.kernels.dense import KernelDense
+from tknp.kernels.dense import KernelDense, check_family
 from tknp.kernels.library import available
 from tknp.kernels.prefill import KernelPrefillAttention
 from tknp.model.dense import Dense, TorchDense
@@ -68,6 +68,13 @@ class KernelBackend(Backend):
         return KernelPrefillAttention(self.shape, self.rope)
 
 
+class KernelAttentionBackend(KernelBackend):
+    """The compiled kernels for attention; torch for dense work that they don't have."""
+
+    def dense(self, weights: ShardWeights) -> Dense:
+        return TorchDense(weights)
+
+
 def choose_backend(
     shard: Shard, *, page_size: int, max_positions: int, dtype: torch.dtype, device: torch.device
 ) -> Backend:
@@ -82,11 +89,17 @@ def choose_backend(
     if device.type != "cpu" or dtype != torch.bfloat16:
         return Backend(shape, rope)
     found = available()
-    reason = found.reason
-    if found:
-        try:
-            return KernelBackend(shape, check_rope(shape, rope), f"kernels ({found.isa})")
-        except InvalidValue as error:
-            reason = str(error)
-    log.warning("bfloat16 runs on torch, which is slow on CPUs: %s", reason)
-    return Backend(shape, rope)
+    if not found:
+        log.warning("bfloat16 runs on torch, which is slow on CPUs: %s", found.reason)
+        return Backend(shape, rope)
+    name = f"kernels ({found.isa})"
+    try:
+        rope = check_rope(shape, rope)
+        check_family(shard.config)
+    except InvalidValue as error:
+        if error.field == "family":
+            log.warning("dense work runs on torch, which is slow in bfloat16: %s", error)
+            return KernelAttentionBackend(shape, rope, f"{name} for attention, torch for the rest")
+        log.warning("bfloat16 runs on torch, which is slow on CPUs: %s", error)
+        return Backend(shape, rope)
+    return KernelBackend(shape, rope, name)

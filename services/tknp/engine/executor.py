@@ -2,11 +2,15 @@
 
     ids --Embed--> x
     x --Project--> qkv --Scatter--> owners: Attend --Gather--> attention --Finish--> x   each layer
-    x --Sample--> ids --Feedback--> first root
+    x --Sample--> ids --Feedback--> ranks that embed
 
 x is the residual stream, float32 [rows, D]; it already contains the last layer's hidden state, so
-a handoff carries the one tensor where the paper's implementation carries two. Receive buffers are
-allocated once and reused every layer; what is sent is kept alive until the send has completed.
+a handoff carries the one tensor where the paper's implementation carries two.
+
+An operation starts, yields what has to be waited for, if anything, and completes. Whoever drives
+the generator waits: `run` by blocking, `tknp.engine.lanes` by going on with another stream. What is
+sent is kept alive until the next send, which waits for it; by then its receiver has usually
+answered.
 
 What differs between decode and prefill is passed in as a Frame: where ids come from, what
 attention does, and how a token is drawn.
@@ -14,33 +18,43 @@ attention does, and how a token is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from tknp.engine.recorder import Recorder
+from tknp.engine.sequence import SequenceOperations
+from tknp.engine.tensors import Tensors
 from tknp.engine.times import StepTimes
 from tknp.errors import ProtocolError
+from tknp.layout.layout import Layout
 from tknp.layout.program import Kind, Op, Program, Transfer
 from tknp.layout.rank import Rank
 from tknp.model.dense import Dense
 from tknp.transport.base import Message, Transport, Work
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True)
 class Frame:
     """What one execution works on.
 
-    ids        -> int64 [rows], called at the ranks of the first root
-    attend     layer, qkv [own rows, W] -> [own rows, Hq_t dh], called at owners
+    ids        -> int64 [rows], called at ranks that embed
+    attend     op, qkv [its rows, W] -> [its rows, Hq_t dh] and, if op.partial, LSE [its rows, Hq_t]
     draw       logits float32 [rows, vocabulary] -> int64 [rows], called at the sampling rank
-    feedback   int64 [rows], the ids drawn, called at the ranks of the first root
+    feedback   int64 [rows], the ids drawn, called at the other ranks that embed
     """
 
     ids: Callable[[], Tensor]
-    attend: Callable[[int, Tensor], Tensor]
+    attend: Callable[[Op, Tensor], tuple[Tensor, Tensor | None]]
     draw: Callable[[Tensor], Tensor]
     feedback: Callable[[Tensor], None]
 
@@ -48,41 +62,43 @@ class Frame:
 class Executor:
     """One stream of one rank. One thread uses it.
 
-    `dense` is None on an attention-only node. `widths`: elements of a QKV row and of an attention
-    row on this rank. `max_rows`: largest batch.
+    `dense` is None on an attention-only node. `max_rows`: largest batch. `at`: the operation under
+    way.
     """
 
     def __init__(
         self,
+        layout: Layout,
         rank: Rank,
         dense: Dense | None,
         transport: Transport,
         *,
-        widths: tuple[int, int],
-        hidden_size: int,
-        dtype: torch.dtype,
         device: torch.device,
         max_rows: int,
         stream: int = 0,
+        recorder: Recorder | None = None,
     ) -> None:
         self._rank = rank
         self._dense = dense
         self._transport = transport
         self._stream = stream
-        self._qkv_in = torch.empty(max_rows, widths[0], dtype=dtype, device=device)
-        self._attention_in = torch.empty(max_rows, widths[1], dtype=dtype, device=device)
-        self._x_in = torch.empty(max_rows, hidden_size, dtype=torch.float32, device=device)
-        self._ids_in = torch.empty(max_rows, 1, dtype=torch.int64, device=device)
-        self._x = self._qkv = self._attention = self._partial = self._ids = torch.empty(0)
-        self._sending: tuple[Work, tuple[Message, ...]] | None = None
-        self._waited = 0.0
+        self._recorder = recorder or Recorder()
+        self._tensors = Tensors(layout.heads(rank), TORCH_DTYPES[layout.dtype], device, max_rows)
+        self._sending: tuple[Work, list[Message]] | None = None
+        self.at: Op | None = None
         self.times = StepTimes("owner" if dense is None else "root")
-        self._run: dict[Kind, Callable[[Op, Frame], None]] = {
+        divided = SequenceOperations(layout, rank, self._tensors, transport, stream)
+        self._start: dict[Kind, Callable[[Op, Frame], Work | None]] = {
             Kind.EMBED: self._embed,
             Kind.PROJECT: self._project,
             Kind.SCATTER: self._scatter,
+            Kind.QUERY: lambda op, frame: divided.start_query(op),
             Kind.ATTEND: self._attend,
             Kind.GATHER: self._gather,
+            Kind.EXCHANGE: lambda op, frame: divided.start_exchange(op),
+            Kind.MERGE: lambda op, frame: divided.start_merge(op),
+            Kind.LSE_GATHER: lambda op, frame: divided.start_lse_gather(op),
+            Kind.REDUCE_SCATTER: lambda op, frame: divided.start_reduce_scatter(op),
             Kind.FINISH: self._finish,
             Kind.OUTPUT: self._output,
             Kind.MLP: self._mlp,
@@ -91,20 +107,52 @@ class Executor:
             Kind.SAMPLE: self._sample,
             Kind.FEEDBACK: self._feedback,
         }
+        self._complete: dict[Kind, Callable[[Op, Frame], None]] = {
+            Kind.SCATTER: self._scattered,
+            Kind.QUERY: lambda op, frame: divided.complete_query(op),
+            Kind.MERGE: lambda op, frame: divided.complete_merge(op),
+            Kind.LSE_GATHER: lambda op, frame: divided.complete_lse_gather(op),
+            Kind.REDUCE_SCATTER: lambda op, frame: divided.complete_reduce_scatter(op),
+            Kind.ALL_REDUCE: self._reduced,
+            Kind.SAMPLE: self._sampled,
+            Kind.FEEDBACK: self._fed_back,
+        }
 
     def run(self, program: Program, frame: Frame) -> None:
         """Execute `program`; every operation is added to `times`, the caller finishes the step."""
+        for work in self.steps(program, frame):
+            work.wait()
+
+    def steps(self, program: Program, frame: Frame) -> Iterator[Work]:
+        """The same, piece by piece: go on once what was yielded has been waited for."""
+        start, complete, times, recorder = self._start, self._complete, self.times, self._recorder
         began = perf_counter()
         for op in program:
-            self._waited = 0.0
-            self._run[op.kind](op, frame)
+            self.at = op
+            waited = 0.0
+            if op.sends and self._sending is not None:
+                before = perf_counter()
+                yield self._sending[0]
+                self._sending = None
+                waited += perf_counter() - before
+            work = start[op.kind](op, frame)
+            if work is not None:
+                before = perf_counter()
+                yield work
+                waited += perf_counter() - before
+            last = complete.get(op.kind)
+            if last is not None:
+                last(op, frame)
             now = perf_counter()
-            self.times.add(op, now - began, self._waited)
+            times.add(op, now - began, waited)
+            if recorder.on:
+                recorder.add(self._stream, op, began, now - began, waited)
             began = now
-        self._waited = 0.0
-        self._settle()
-        if program:
-            self.times.add(program[-1], self._waited, self._waited)
+        if self._sending is not None:
+            yield self._sending[0]
+            self._sending = None
+            waited = perf_counter() - began
+            times.add(program[-1], waited, waited)
 
     @property
     def dense(self) -> Dense:
@@ -113,92 +161,132 @@ class Executor:
         return self._dense
 
     def _embed(self, op: Op, frame: Frame) -> None:
-        self._x = self._partial = self.dense.embed(frame.ids())
+        self._tensors.x = self._tensors.partial = self.dense.embed(frame.ids())
 
     def _project(self, op: Op, frame: Frame) -> None:
-        self._qkv = self.dense.project(op.layer, self._x)
+        self._tensors.qkv = self.dense.project(op.layer, self._tensors.x)
 
-    def _scatter(self, op: Op, frame: Frame) -> None:
+    def _scatter(self, op: Op, frame: Frame) -> Work | None:
+        tensors = self._tensors
         if op.sends:
-            self._attention = self._attention_in[: op.stop]
-            self._send([(t.dst, self._qkv[t.start : t.stop]) for t in op.sends])
-        else:
-            self._qkv = self._qkv_in[: op.rows]
-            self._receive([(op.recvs[0].src, self._qkv)])
+            tensors.attention = tensors.attention_rows[: op.stop]
+            qkv = tensors.qkv
+            self._send([(t.dst, _rows(qkv, t)) for t in op.sends])
+            return None
+        tensors.qkv = tensors.qkv_rows
+        return self._receive([(t.src, self._arrives(t)) for t in op.recvs])
+
+    def _arrives(self, t: Transfer) -> Tensor:
+        """Whole QKV rows arrive where attention reads them, queries apart."""
+        tensors = self._tensors
+        return tensors.qkv_rows[t.start : t.stop] if t.what == "qkv" else tensors.arrives(t)
+
+    def _scattered(self, op: Op, frame: Frame) -> None:
+        for t in op.recvs:
+            if t.what == "q":
+                self._tensors.qkv_rows[t.start : t.stop, : t.width] = self._tensors.arrives(t)
 
     def _attend(self, op: Op, frame: Frame) -> None:
-        if self._qkv.shape[0] == op.rows:  # everything this rank has is its own
-            self._attention = frame.attend(op.layer, self._qkv)
+        tensors = self._tensors
+        qkv, rows = tensors.qkv, slice(op.start, op.stop)
+        if len(qkv) == op.rows:  # everything this rank has is its own
+            out, lse = frame.attend(op, qkv)
+            tensors.attention = out
         else:
-            own = frame.attend(op.layer, self._qkv[op.start : op.stop])
-            self._attention[op.start : op.stop] = own
+            out, lse = frame.attend(op, qkv[rows])
+            if qkv is not tensors.qkv_rows and not op.partial:
+                tensors.attention[rows] = out
+        tensors.outs[op.start] = out, lse
 
-    def _gather(self, op: Op, frame: Frame) -> None:
+    def _gather(self, op: Op, frame: Frame) -> Work | None:
+        tensors = self._tensors
         if op.sends:
-            self._send([(op.sends[0].dst, self._attention)])
-        else:
-            self._receive([(t.src, self._attention[t.start : t.stop]) for t in op.recvs])
+            self._send([(t.dst, self._gathered(t)) for t in op.sends])
+            return None
+        partial = {t.start for t in op.recvs if t.what == "lse"}
+        return self._receive(
+            [
+                (
+                    t.src,
+                    tensors.arrives(t)
+                    if t.start in partial
+                    else tensors.attention[t.start : t.stop],
+                )
+                for t in op.recvs
+            ]
+        )
+
+    def _gathered(self, t: Transfer) -> Tensor:
+        if t.what == "lse":
+            return self._tensors.out_of(t.start)[1].contiguous()
+        return self._tensors.outs[t.start][0]
 
     def _finish(self, op: Op, frame: Frame) -> None:
-        self._x = self.dense.finish(op.layer, self._x, self._attention)
+        tensors = self._tensors
+        tensors.x = self.dense.finish(op.layer, tensors.x, tensors.attention)
 
     def _output(self, op: Op, frame: Frame) -> None:
-        self._partial = self.dense.output(op.layer, self._attention)
+        self._tensors.partial = self.dense.output(op.layer, self._tensors.attention)
 
     def _mlp(self, op: Op, frame: Frame) -> None:
-        self._partial = self.dense.mlp(op.layer, self._x)
+        self._tensors.partial = self.dense.mlp(op.layer, self._tensors.x)
 
-    def _all_reduce(self, op: Op, frame: Frame) -> None:
-        self._transport.all_reduce(self._partial, stream=self._stream)
-        if self._partial is not self._x:
-            self._x = self._x + self._partial
+    def _all_reduce(self, op: Op, frame: Frame) -> Work:
+        return self._transport.all_reduce(
+            self._tensors.partial, stream=self._stream, scope=op.scope
+        )
 
-    def _handoff(self, op: Op, frame: Frame) -> None:
+    def _reduced(self, op: Op, frame: Frame) -> None:
+        tensors = self._tensors
+        if tensors.partial is not tensors.x:
+            tensors.x = tensors.x + tensors.partial
+
+    def _handoff(self, op: Op, frame: Frame) -> Work | None:
+        tensors = self._tensors
         if op.sends:
-            self._send([(op.sends[0].dst, self._x)])
-        else:
-            self._x = self._x_in[: op.rows]
-            self._receive([(op.recvs[0].src, self._x)])
+            self._send([(op.sends[0].dst, tensors.x)])
+            return None
+        tensors.x = tensors.arrives(op.recvs[0])
+        return self._receive([(op.recvs[0].src, tensors.x)])
 
-    def _sample(self, op: Op, frame: Frame) -> None:
-        logits = self.dense.head(self._x[op.start : op.stop])
+    def _sample(self, op: Op, frame: Frame) -> Work | None:
+        tensors = self._tensors
+        self._logits = self.dense.head(tensors.x[op.start : op.stop])
         if op.sends:
-            self._send(self._messages(op.sends, logits))
+            self._send([(t.dst, self._logits) for t in op.sends])
+        elif op.recvs:
+            return self._receive([(t.src, tensors.arrives(t)) for t in op.recvs])
+        return None
+
+    def _sampled(self, op: Op, frame: Frame) -> None:
+        if op.sends:
             return
-        slices = [logits.new_empty(t.shape) for t in op.recvs]
-        if slices:
-            sources = [t.src for t in op.recvs]
-            self._receive(list(zip(sources, slices, strict=True)))
-            logits = torch.cat([logits, *slices], dim=-1)
-        self._ids = frame.draw(logits)
+        logits = self._logits
+        if op.recvs:
+            logits = torch.cat([logits, *(self._tensors.arrives(t) for t in op.recvs)], dim=-1)
+        self._tensors.ids = frame.draw(logits)
 
-    def _feedback(self, op: Op, frame: Frame) -> None:
+    def _feedback(self, op: Op, frame: Frame) -> Work | None:
         if op.sends:
-            self._send(self._messages(op.sends, self._ids.unsqueeze(-1)))
-        else:
-            ids = self._ids_in[: op.rows]
-            self._receive([(op.recvs[0].src, ids)])
-            frame.feedback(ids.squeeze(-1))
+            ids = self._tensors.ids.unsqueeze(-1)
+            self._send([(t.dst, ids) for t in op.sends])
+            return None
+        (t,) = op.recvs
+        return self._receive([(t.src, self._tensors.arrives(t))])
 
-    @staticmethod
-    def _messages(transfers: tuple[Transfer, ...], tensor: Tensor) -> list[Message]:
-        return [(t.dst, tensor) for t in transfers]
+    def _fed_back(self, op: Op, frame: Frame) -> None:
+        if op.recvs:
+            frame.feedback(self._tensors.arrives(op.recvs[0]).squeeze(-1))
 
     def _send(self, messages: list[Message]) -> None:
-        self._settle()
         work = self._transport.post(messages, [], stream=self._stream)
-        self._sending = work, tuple(messages)
+        self._sending = work, messages
 
-    def _receive(self, messages: list[Message]) -> None:
-        self._wait(self._transport.post([], messages, stream=self._stream))
+    def _receive(self, messages: list[Message]) -> Work:
+        return self._transport.post([], messages, stream=self._stream)
 
-    def _settle(self) -> None:
-        """Wait for the last send. By then its receiver has usually answered."""
-        if self._sending is not None:
-            self._wait(self._sending[0])
-            self._sending = None
 
-    def _wait(self, work: Work) -> None:
-        began = perf_counter()
-        work.wait()
-        self._waited += perf_counter() - began
+def _rows(qkv: Tensor, t: Transfer) -> Tensor:
+    """Rows of a SCATTER: whole ones, or the queries alone, which are not contiguous."""
+    rows = qkv[t.start : t.stop]
+    return rows if t.what == "qkv" else rows[:, : t.width].contiguous()

@@ -4,16 +4,16 @@
                         busy, waiting
 
 An operation is busy while it computes, posts or copies, and waits while a peer has not sent, or not
-taken, its rows. What a step takes beyond its operations is control: applying the delta, page
-tables, deriving the program. The engine's thread adds; others read what the last finished step
-left, so that parts always add up to whole steps. All-reduces are busy from end to end: a transport
-waits for TP peers inside them.
+taken, its rows; with several streams also while the rank computes for another one. What a step
+takes beyond its operations is control: applying the delta, page tables, deriving the program. The
+engine's thread adds; others read what the last finished step left, so that parts always add up to
+whole steps. Each stream has times of its own: steps of several overlap.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from tknp.layout.program import Kind, Op
@@ -22,14 +22,18 @@ Role = Literal["root", "owner"]
 Part = Literal["dense", "attention", "exchange", "idle", "control"]
 _SIDES = tuple((kind, sends) for kind in Kind for sends in (False, True))
 _AT = {kind: 2 * i for i, kind in enumerate(Kind)}
-_EXCHANGES = (Kind.SCATTER, Kind.GATHER, Kind.HANDOFF, Kind.FEEDBACK, Kind.ALL_REDUCE)
+_EXCHANGES = (
+    Kind.SCATTER, Kind.QUERY, Kind.GATHER, Kind.EXCHANGE, Kind.LSE_GATHER, Kind.REDUCE_SCATTER,
+    Kind.HANDOFF, Kind.FEEDBACK, Kind.ALL_REDUCE,
+)  # fmt: skip
+_ATTENTION = (Kind.ATTEND, Kind.MERGE)
 
 
 def part_of(kind: Kind) -> Part:
     """What an operation of `kind` is while it is busy."""
     if kind in _EXCHANGES:
         return "exchange"
-    return "attention" if kind is Kind.ATTEND else "dense"
+    return "attention" if kind in _ATTENTION else "dense"
 
 
 def role_of(kind: Kind, sends: bool) -> Role:
@@ -82,3 +86,12 @@ class StepTimes:
             seconds[role, part_of(kind)] += busy[at]
             seconds[role, "idle"] += idle[at]
         return {**seconds, (self._rest, "control"): control}
+
+
+def parts_of(streams: Iterable[StepTimes]) -> dict[tuple[Role, Part], float]:
+    """Seconds of finished steps of all streams of a rank, by role and part."""
+    seconds: defaultdict[tuple[Role, Part], float] = defaultdict(float)
+    for times in streams:
+        for place, spent in times.parts.items():
+            seconds[place] += spent
+    return dict(seconds)

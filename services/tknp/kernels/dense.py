@@ -17,6 +17,8 @@ from torch import Tensor
 from tknp.errors import InvalidValue
 from tknp.kernels.arena import Arena
 from tknp.kernels.library import Layer, Shape, check, load, threads
+from tknp.model.config import ModelConfig
+from tknp.model.dense import check_whole, held
 from tknp.model.shard import Shard
 from tknp.model.weights import LayerWeights, ShardWeights
 
@@ -24,18 +26,19 @@ from tknp.model.weights import LayerWeights, ShardWeights
 class KernelDense:
     """Implements `tknp.model.dense.Dense`; see there for shapes.
 
-    Raises Unavailable where there are no kernels and InvalidValue for weights that aren't bfloat16
-    on the CPU.
+    Raises Unavailable where there are no kernels and InvalidValue for other families than Llama's
+    and weights that aren't bfloat16 on the CPU.
     """
 
     def __init__(self, weights: ShardWeights) -> None:
         self.shard: Shard = weights.shard
-        self._library = load()
         config = self.shard.config
+        check_family(config)
+        self._library = load()
         self._shape = Shape(
             config.hidden_size,
-            self.shard.qkv_width,
-            self.shard.q_width,
+            self.shard.projected_width,
+            len(self.shard.output_columns),
             len(self.shard.mlp_columns),
             len(self.shard.vocab),
             config.norm_eps,
@@ -61,7 +64,7 @@ class KernelDense:
         return self._arena.nbytes + sum(norm.nbytes for norm in self._norms)
 
     def embed(self, ids: Tensor) -> Tensor:
-        table = _held(self._embedding, "embedding")
+        table = held(self._embedding, "embedding")
         local = (ids.long() - self.shard.vocab.start).contiguous()
         x = torch.empty(local.shape[0], self._shape.hidden)
         self._library.embed(
@@ -80,8 +83,7 @@ class KernelDense:
         return qkv
 
     def finish(self, layer: int, x: Tensor, attention: Tensor) -> Tensor:
-        if self.shard.tp > 1:
-            raise InvalidValue("tp", self.shard.tp, "sum output() and mlp() over the TP ranks")
+        check_whole(self.shard)
         x = self._residual(x)
         attention = self._attention(attention, x.shape[0])
         status = self._library.finish(
@@ -113,7 +115,7 @@ class KernelDense:
         return partial
 
     def head(self, x: Tensor) -> Tensor:
-        matrix, norm = _held(self._head, "head"), _held(self._final_norm, "head")
+        matrix, norm = held(self._head, "head"), held(self._final_norm, "head")
         x = self._residual(x)
         logits = x.new_empty(x.shape[0], self._shape.vocabulary)
         status = self._library.head(
@@ -170,13 +172,14 @@ class KernelDense:
         return self._norms[-1].data_ptr()
 
 
+def check_family(config: ModelConfig) -> None:
+    """InvalidValue unless the kernels have the norm and the MLP of `config`."""
+    if config.family != "llama":
+        remedy = "the CPU kernels have RMSNorm and SwiGLU only"
+        raise InvalidValue("family", config.family, remedy)
+
+
 def _check_matrix(matrix: Tensor) -> None:
     if matrix.dtype != torch.bfloat16 or matrix.device.type != "cpu":
         found = f"{matrix.dtype} on {matrix.device}"
         raise InvalidValue("weights", found, "the CPU kernels take bfloat16 on the CPU")
-
-
-def _held(address: int | None, part: str) -> int:
-    if address is None:
-        raise InvalidValue("shard", part, f"this shard was cut without the {part}")
-    return address

@@ -17,6 +17,7 @@ A one-sided write can't be recalled, so a lease that ends never frees a page tha
            |<----------------------------------------------------------------------+
                     release; expire unless admitted
 
+    settle      reserved -> live without a writer: nobody is going to send anything
     admit       a live holding joins the running batch: it has no lease any more
     extend      a live holding grows
     renew       a lease not yet admitted is prolonged
@@ -153,6 +154,13 @@ class PagePool:
             raise self._wrong_state(holding, f"complete by writer {writer!r}")
         self._holdings[key] = replace(holding, state=State.LIVE)
         return True
+
+    def settle(self, key: Key) -> None:
+        """Nothing will be transferred to `key`: reserved -> live."""
+        holding = self.holding(key)
+        if holding.state is not State.RESERVED:
+            raise self._wrong_state(holding, "settle")
+        self._holdings[key] = replace(holding, state=State.LIVE)
 
     def admit(self, key: Key) -> None:
         """The running batch owns a live holding from now on: its lease ends."""

@@ -47,6 +47,12 @@ class KvStorage:
             _advise_huge_pages(self.data)
         self.data.zero_()
 
+    def fill(self, seed: int) -> None:
+        """Pseudo-random values in every page, of about the size that keys and values have."""
+        generator = torch.Generator(self.data.device).manual_seed(seed)
+        for layer in self.data:  # one at a time: the generator may need room of its own
+            layer.normal_(generator=generator)
+
     @property
     def nbytes(self) -> int:
         return self.data.nbytes

@@ -1,8 +1,8 @@
-"""Layer blocks: contiguous ranges of layers, one a root node, cut for equal KV budgets.
+"""Layer blocks: contiguous ranges of layers, one a root node, cut for equal KV budgets or times.
 
-Source: Decode Token Parallelism, section 4.2. Endpoint parameters count: the first block carries
-the embedding, the last the final norm and the LM head. Where the embeddings are tied the first
-block carries both, so that the matrix is stored once, and the last block hands off to it.
+Source: Decode Token Parallelism, sections 4.2 and 4.5. Endpoint parameters count: the first block
+carries the embedding, the last the final norm and the LM head. Where the embeddings are tied the
+first block carries both, so that the matrix is stored once, and the last block hands off to it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, combinations, pairwise, product
 
 from tknp.errors import InvalidValue
 from tknp.model.footprint import Footprint
+
+ATTENTION_RATIO = 1.0  # time of a layer's attention over its dense work, in cut_time
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,14 @@ def cut(footprint: Footprint, memories: Sequence[int], *, tied: bool) -> tuple[B
         raise InvalidValue(
             "nodes", roots, f"give 1 to {layers} root nodes, one layer each at least"
         )
-    return _cut(footprint, tuple(memories), tied)
+    return _cut(footprint, tuple(memories), tied, per_layer=False)
 
 
 @lru_cache(maxsize=64)
-def _cut(footprint: Footprint, memories: tuple[int, ...], tied: bool) -> tuple[Block, ...]:
+def _cut(
+    footprint: Footprint, memories: tuple[int, ...], tied: bool, *, per_layer: bool
+) -> tuple[Block, ...]:
+    """The cut with the best budgets, each divided by the block's layers if `per_layer`."""
     layers, roots = len(footprint.layers), len(memories)
     before = [0, *accumulate(footprint.layers)]
     extra = [0] * roots
@@ -64,7 +69,8 @@ def _cut(footprint: Footprint, memories: tuple[int, ...], tied: bool) -> tuple[B
     extra[0 if tied else -1] += footprint.head
 
     def budget(root: int, start: int, stop: int) -> int:
-        return memories[root] - extra[root] - (before[stop] - before[start])
+        whole = memories[root] - extra[root] - (before[stop] - before[start])
+        return whole // (stop - start) if per_layer else whole
 
     # Phase 1: best[l] is the largest possible smallest budget when roots so far hold l layers.
     unreachable = float("-inf")
@@ -92,13 +98,73 @@ def _cut(footprint: Footprint, memories: tuple[int, ...], tied: bool) -> tuple[B
             value, a = min(options, default=(float("inf"), -1))
             nxt.append((value, (*cost[a][1], b)) if a >= 0 else (value, ()))
         cost = nxt
-    stops = cost[layers][1]
+    return _blocks(cost[layers][1], tied=tied)
+
+
+def _blocks(stops: Sequence[int], *, tied: bool) -> tuple[Block, ...]:
+    """Blocks between `stops`, which begin with 0 and end with the number of layers."""
+    last = len(stops) - 2
     return tuple(
-        Block(
-            stops[i],
-            stops[i + 1],
-            embedding=i == 0,
-            head=i == (0 if tied else roots - 1),
-        )
-        for i in range(roots)
+        Block(start, stop, embedding=i == 0, head=i == (0 if tied else last))
+        for i, (start, stop) in enumerate(pairwise(stops))
     )
+
+
+def cut_time(footprint: Footprint, roots: int, *, tied: bool) -> tuple[Block, ...]:
+    """Cut for equal times of blocks, so that microbatches that run out of phase stay so.
+
+    A layer costs its weights' reads and `ATTENTION_RATIO` times as much for attention, the head its
+    matrix; looking up embeddings is free. KV budgets follow, and differ by what endpoints weigh.
+    """
+    layers = tuple(round(size * (1 + ATTENTION_RATIO)) for size in footprint.layers)
+    head = footprint.head + footprint.embedding * tied
+    return cut(Footprint(layers, 0, head), [0] * roots, tied=tied)
+
+
+def cut_pipeline(footprint: Footprint, memories: Sequence[int], *, tied: bool) -> tuple[Block, ...]:
+    """Cut for the most tokens in a pool whose every node keeps KV of every token, of its layers.
+
+    The smallest KV budget a layer is as large as contiguous layers allow. Where memories hold no
+    KV (they may be unknown, 0), the cut is for equal times.
+    """
+    blocks = cut(footprint, memories, tied=tied)
+    budgets = (m - b.weight_bytes(footprint) for m, b in zip(memories, blocks, strict=True))
+    if min(budgets) <= 0:
+        return cut_time(footprint, len(memories), tied=tied)
+    return _cut(footprint, tuple(memories), tied, per_layer=True)
+
+
+def cut_pairs(footprint: Footprint, memories: Sequence[int], *, tied: bool) -> tuple[Block, ...]:
+    """Cut into one block a root where roots b and b + R/2 each hold both blocks of the two.
+
+    Begins with `cut` and moves one or two of the borders by a layer as long as that raises the
+    smallest KV budget or, at the same smallest, makes budgets more equal. R is even.
+    """
+    half = len(memories) // 2
+    room = [min(memories[b], memories[b + half]) for b in range(half)]
+
+    def quality(blocks: tuple[Block, ...]) -> tuple[int, int]:
+        budgets = [
+            room[b] - blocks[b].weight_bytes(footprint) - blocks[b + half].weight_bytes(footprint)
+            for b in range(half)
+        ]
+        floor = min(budgets)
+        return floor, -sum((budget - floor) ** 2 for budget in budgets)
+
+    best = cut(footprint, [room[b % half] // 2 for b in range(2 * half)], tied=tied)
+    improved = True
+    while improved:
+        improved = False
+        stops = [0, *(block.stop for block in best)]
+        inner = range(1, len(stops) - 1)
+        for first, second in [*((i, i) for i in inner), *combinations(inner, 2)]:
+            for here, there in product((-1, 1), repeat=2):
+                moved = list(stops)
+                moved[first] += here
+                moved[second] += there if second != first else 0
+                if any(a >= b for a, b in pairwise(moved)):
+                    continue
+                candidate = _blocks(moved, tied=tied)
+                if quality(candidate) > quality(best):
+                    best, improved = candidate, True
+    return best

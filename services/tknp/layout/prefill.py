@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tknp.errors import InvalidValue
+from tknp.layout.derive import derive
 from tknp.layout.layout import Layout, NodeSpec, make_layout
 from tknp.layout.program import Kind, Program, Transfer
 from tknp.layout.rank import Rank
-from tknp.layout.tknp import derive
+from tknp.layout.rows import Group
 from tknp.model.config import DType, ModelConfig
 
 
@@ -25,7 +26,7 @@ def derive_chunk(layout: Layout, tokens: int, t: int, *, last: bool) -> Program:
     """Program of TP rank `t` for a chunk of `tokens`; `last` ends with a sample of its last row."""
     if tokens < 1:
         raise InvalidValue("tokens", tokens, "a chunk has at least one token")
-    program = derive(layout, (tokens,), Rank(0, t))
+    program = derive(layout, 0, (Group((0,), 0, tokens),), Rank(0, t))
     body = tuple(op for op in program if op.kind not in (Kind.SAMPLE, Kind.FEEDBACK))
     if not last:
         return body

@@ -115,6 +115,11 @@ REFUSALS = Metric(
     "served), resource_exhausted (the queue is full), unavailable (the pool doesn't serve), ...",
     COORDINATOR, ("reason",),
 )  # fmt: skip
+PREEMPTIONS = Metric(
+    "tknp_preemptions_total", "counter",
+    "Requests that made room for an older one and were computed again (reserve_ratio below 1).",
+    COORDINATOR,
+)  # fmt: skip
 PROMPT_TOKENS = Metric(
     "tknp_prompt_tokens_total", "counter",
     "Prompt tokens of requests that got their first token.", COORDINATOR,

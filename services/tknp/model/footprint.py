@@ -9,7 +9,13 @@ from typing import Literal, get_args
 
 from tknp.errors import InvalidValue
 from tknp.model.config import ITEM_BYTES, DType, ModelConfig
-from tknp.model.shard import Shard, embedding_parameters
+from tknp.model.shard import (
+    Projected,
+    Shard,
+    attention_parameters,
+    mlp_parameters,
+    norm_parameters,
+)
 
 Part = Literal["attention", "mlp", "edge_mlp", "norm", "embedding", "head"]
 
@@ -36,8 +42,11 @@ def footprint(
     dtype: DType,
     tp: int = 1,
     bytes_per_parameter: Mapping[Part, float] | None = None,
+    *,
+    dense_tp: int = 0,
+    projected: Projected = "attention",
 ) -> Footprint:
-    """Footprint of `config` cut over `tp` ranks.
+    """Footprint of `config` cut over `tp` ranks, dense work over `dense_tp` of them (see `Shard`).
 
     `bytes_per_parameter` overrides the dtype's size by part, for recipes that mix dtypes (FP8 is
     1.0, a quantization with scales may be fractional). `edge_mlp` is the MLP of the first and the
@@ -53,19 +62,20 @@ def footprint(
     mlp_item = given.get("mlp", item)
     norm_item = given.get("norm", item)
 
-    shard, d = Shard(config, 0, 1, False, False, tp), config.hidden_size
-    attention = (shard.qkv_width + shard.q_width) * d * given.get("attention", item)
-    mlp = 3 * d * len(shard.mlp_columns)
-    matrix = embedding_parameters(config, tp)
+    shard = Shard(config, 0, 1, False, False, tp, 0, dense_tp, 0, projected)
+    attention = attention_parameters(shard) * given.get("attention", item)
+    mlp = mlp_parameters(shard)
+    norm = norm_parameters(config)
+    matrix = config.hidden_size * len(shard.vocab)
 
     def layer(index: int) -> int:
         edge = index in (0, config.layers - 1)
         mlp_bytes = mlp * (given.get("edge_mlp", mlp_item) if edge else mlp_item)
-        return math.ceil(attention + mlp_bytes + 2 * d * norm_item)
+        return math.ceil(attention + mlp_bytes + 2 * norm * norm_item)
 
     lm_head = 0.0 if config.tied_embeddings else matrix * given.get("head", item)
     return Footprint(
         layers=tuple(layer(index) for index in range(config.layers)),
         embedding=math.ceil(matrix * given.get("embedding", item)),
-        head=math.ceil(d * norm_item + lm_head),
+        head=math.ceil(norm * norm_item + lm_head),
     )

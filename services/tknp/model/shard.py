@@ -1,19 +1,32 @@
 """Which part of the weights one rank holds. Pure arithmetic over ModelConfig.
 
-A shard is a range of layers and, in each, TP slice `tp_rank` of `tp`:
+A shard is a range of layers and, in each, TP slice `tp_rank` of `tp`, by which attention is cut:
 
     q heads      contiguous, q_heads / tp each
     kv heads     contiguous, kv_heads / tp each; one head shared by tp / kv_heads ranks beyond that
-    MLP columns  contiguous, intermediate_size / tp each
-    vocabulary   contiguous, ceil(vocab_size / tp) each, the last slice possibly shorter
+
+and slice `dense_rank` of `dense_tp`, by which everything after attention is cut. Mostly that is the
+same slice. Where dense work is spread over all N nodes (DCP, Helix), `dense_tp` is N tp and
+`dense_rank` counts ranks node by node:
+
+    MLP columns  contiguous, intermediate_size / dense_tp each
+    vocabulary   contiguous, ceil(vocab_size / dense_tp) each, the last slice possibly shorter
+    output       the attention row of TP slice t, Hq dh / tp columns, is shared by the `parts` ranks
+                 of equal t: contiguous columns, which may cut heads
+
+           rank (0, t)     rank (1, t)          q heads of t = attention row of t
+         |  columns 0  |   columns 1   |        the part of it that output(layer) reads
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tknp.errors import InvalidValue
 from tknp.model.config import ModelConfig
+
+Projected = Literal["attention", "dense"]
 
 
 def legal_tp(config: ModelConfig) -> tuple[int, ...]:
@@ -46,6 +59,10 @@ class Shard:
 
     `embedding`: holds its vocabulary slice of the embedding. `head`: holds final norm and LM head
     (the embedding slice itself where the embeddings are tied).
+
+    `dense_tp` 0, the default, means `tp` and `tp_rank`. `projected`: what one rank projects of the
+    row [q | k | v] of its heads. "attention": the whole row, on all ranks of equal t alike (Helix
+    section 2.1.1). "dense": columns, contiguous in q, in k and in v, to be gathered (DCP).
     """
 
     config: ModelConfig
@@ -55,10 +72,27 @@ class Shard:
     head: bool
     tp: int = 1
     tp_rank: int = 0
+    dense_tp: int = 0
+    dense_rank: int = 0
+    projected: Projected = "attention"
+
+    def __post_init__(self) -> None:
+        if self.dense_tp == 0:
+            object.__setattr__(self, "dense_tp", self.tp)
+            object.__setattr__(self, "dense_rank", self.tp_rank)
+        if self.dense_tp % self.tp:
+            raise InvalidValue("dense_tp", self.dense_tp, f"must be a multiple of tp={self.tp}")
+        if not 0 <= self.dense_rank < self.dense_tp:
+            raise InvalidValue("dense_rank", self.dense_rank, f"must be below {self.dense_tp}")
 
     @property
     def layers(self) -> range:
         return range(self.layer_start, self.layer_stop)
+
+    @property
+    def parts(self) -> int:
+        """Ranks that share the dense work of one TP slice: 1 unless it is spread over nodes."""
+        return self.dense_tp // self.tp
 
     @property
     def q_heads(self) -> range:
@@ -77,14 +111,11 @@ class Shard:
 
     @property
     def mlp_columns(self) -> range:
-        n = self.config.intermediate_size // self.tp
-        return range(self.tp_rank * n, (self.tp_rank + 1) * n)
+        return _slice(self.config.intermediate_size, self.dense_tp, self.dense_rank)
 
     @property
     def vocab(self) -> range:
-        n = -(-self.config.vocab_size // self.tp)
-        start = min(self.tp_rank * n, self.config.vocab_size)
-        return range(start, min(start + n, self.config.vocab_size))
+        return _slice(self.config.vocab_size, self.dense_tp, self.dense_rank)
 
     @property
     def q_width(self) -> int:
@@ -96,16 +127,62 @@ class Shard:
 
     @property
     def qkv_width(self) -> int:
-        """Elements of one projected row [q | k | v]: (Hq + 2 Hkv) dh / T, equation (1)."""
+        """Elements of one row [q | k | v] that attention reads: (Hq + 2 Hkv) dh / T, eq. (1)."""
         return self.q_width + 2 * self.kv_width
+
+    @property
+    def output_columns(self) -> range:
+        """Columns of this rank's attention row, of `q_width`, that `Dense.output` reads."""
+        return _slice(self.q_width, self.parts, self.dense_rank // self.tp)
+
+    @property
+    def q_columns(self) -> range:
+        """Columns of q, of `q_width`, that `Dense.project` computes."""
+        return self._projected(self.q_width)
+
+    @property
+    def kv_columns(self) -> range:
+        """Columns of k and as many of v, of `kv_width`, that `Dense.project` computes."""
+        return self._projected(self.kv_width)
+
+    @property
+    def projected_width(self) -> int:
+        """Elements of one row [q | k | v] that `Dense.project` returns."""
+        return len(self.q_columns) + 2 * len(self.kv_columns)
+
+    def _projected(self, width: int) -> range:
+        if self.projected == "attention":
+            return range(width)
+        return _slice(width, self.parts, self.dense_rank // self.tp)
+
+
+def _slice(width: int, slices: int, index: int) -> range:
+    """Slice `index` of `width` columns: equal ones, except that the last may be shorter."""
+    n = -(-width // slices)
+    start = min(index * n, width)
+    return range(start, min(start + n, width))
+
+
+def attention_parameters(shard: Shard) -> int:
+    """Parameters of one layer's projections to and from attention on one rank."""
+    return (shard.projected_width + len(shard.output_columns)) * shard.config.hidden_size
+
+
+def mlp_parameters(shard: Shard) -> int:
+    """Parameters of one layer's MLP on one rank."""
+    matrices = 3 if shard.config.gated else 2
+    return matrices * len(shard.mlp_columns) * shard.config.hidden_size
+
+
+def norm_parameters(config: ModelConfig) -> int:
+    """Parameters of one norm, of which a layer has two."""
+    return config.hidden_size * (2 if config.biased_norms else 1)
 
 
 def layer_parameters(config: ModelConfig, tp: int = 1) -> int:
     """Parameters of one decoder layer on one of `tp` ranks."""
-    s = Shard(config, 0, 1, False, False, tp)
-    d = config.hidden_size
-    mlp = 3 * d * len(s.mlp_columns)
-    return d * s.qkv_width + s.q_width * d + mlp + 2 * d
+    shard = Shard(config, 0, 1, False, False, tp)
+    return attention_parameters(shard) + mlp_parameters(shard) + 2 * norm_parameters(config)
 
 
 def embedding_parameters(config: ModelConfig, tp: int = 1) -> int:

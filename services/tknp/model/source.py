@@ -1,7 +1,7 @@
 """Where the tensors of a checkpoint lie: what every weight format has to answer.
 
 A format's reader parses headers only and lists what it found under the canonical names of
-`tensor_shapes` (those of Hugging Face's Llama). `check_tensors` compares that list with what the
+`tensor_shapes` (those of Hugging Face's models). `check_tensors` compares that list with what the
 configuration demands before a byte of data is read; `TensorSource.read` then reads slices.
 
     file -> headers -> check_tensors -> read(rows, columns) -> one rank's weights
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
+FINAL_NORM_BIAS = "model.norm.bias"
 LM_HEAD = "lm_head.weight"
 
 
@@ -63,49 +64,58 @@ class TensorSource(Protocol):
     def read(self, name: str, rows: range, columns: range | None) -> torch.Tensor:
         """Rows (and columns, of a matrix) of tensor `name`, as a CPU tensor of any float dtype.
 
-        Rows of the Q and K projections must cover whole heads: formats that permute rows do so
-        inside a head.
+        Rows of the Q and K projections must cover whole heads, as some formats permute rows inside
+        a head.
         """
 
     def close(self) -> None:
         """Release the files; a later `read` opens them again."""
 
 
-def layer_names(layer: int) -> dict[str, str]:
+def layer_names(config: ModelConfig, layer: int) -> dict[str, str]:
     """Canonical names of layer `layer`'s tensors, by their place in LayerWeights."""
     prefix = f"model.layers.{layer}."
-    return {
+    names = {
         "input_norm": prefix + "input_layernorm.weight",
         "q": prefix + "self_attn.q_proj.weight",
         "k": prefix + "self_attn.k_proj.weight",
         "v": prefix + "self_attn.v_proj.weight",
         "output": prefix + "self_attn.o_proj.weight",
         "mlp_norm": prefix + "post_attention_layernorm.weight",
-        "gate": prefix + "mlp.gate_proj.weight",
         "up": prefix + "mlp.up_proj.weight",
         "down": prefix + "mlp.down_proj.weight",
     }
+    if config.gated:
+        names["gate"] = prefix + "mlp.gate_proj.weight"
+    if config.biased_norms:
+        names["input_norm_bias"] = prefix + "input_layernorm.bias"
+        names["mlp_norm_bias"] = prefix + "post_attention_layernorm.bias"
+    return names
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor that a checkpoint of `config` must hold, by canonical name."""
     d, f = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, d), FINAL_NORM: (d,)}
+    if config.biased_norms:
+        shapes[FINAL_NORM_BIAS] = (d,)
     if not config.tied_embeddings:
         shapes[LM_HEAD] = (config.vocab_size, d)
     by_place: dict[str, tuple[int, ...]] = {
         "input_norm": (d,),
+        "input_norm_bias": (d,),
         "q": (config.q_width, d),
         "k": (config.kv_width, d),
         "v": (config.kv_width, d),
         "output": (d, config.q_width),
         "mlp_norm": (d,),
+        "mlp_norm_bias": (d,),
         "gate": (f, d),
         "up": (f, d),
         "down": (d, f),
     }
     for layer in range(config.layers):
-        shapes |= {name: by_place[place] for place, name in layer_names(layer).items()}
+        shapes |= {name: by_place[place] for place, name in layer_names(config, layer).items()}
     return shapes
 
 
@@ -151,8 +161,9 @@ def check_tensors(source: TensorSource) -> None:
         header = source.headers[name]
         if not _computed(name):
             raise CheckpointError(
-                f"{header.file}: tensor {header.stored_name} has no place in a Llama network; "
-                "this checkpoint is of another architecture or quantization"
+                f"{header.file}: tensor {header.stored_name} has no place in a "
+                f"{source.config.family} network; this checkpoint is of another architecture or "
+                "quantization"
             )
 
 

@@ -2,10 +2,13 @@
 
 Projections that read the same input are stored as one matrix, so that each is one matrix product:
 
-    qkv      [q heads | k heads | v heads] rows      column-parallel
-    output   columns of the same q heads             row-parallel
-    gate_up  [gate columns | up columns] rows        column-parallel
-    down     the same MLP columns                    row-parallel
+    qkv      [q columns | k columns | v columns] as rows  column-parallel
+    output   columns of the same q heads                  row-parallel
+    gate_up  [gate columns | up columns] as rows          column-parallel; without a gate, up alone
+    down     the same MLP columns                         row-parallel
+
+Where dense work is spread over nodes, `output` holds part of its TP slice's columns, and so does
+`qkv` if the shard projects a part (see `Shard`).
 
 Every matrix is allocated once and filled from the checkpoint in pieces, so that loading needs
 little memory beyond the weights themselves.
@@ -20,8 +23,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tknp.model.rope import loaded_order
 from tknp.model.shard import Shard
-from tknp.model.source import EMBEDDING, FINAL_NORM, LM_HEAD, TensorSource, layer_names
+from tknp.model.source import (
+    EMBEDDING,
+    FINAL_NORM,
+    FINAL_NORM_BIAS,
+    LM_HEAD,
+    TensorSource,
+    layer_names,
+)
 
 Progress = Callable[[int, int], None]
 _PIECE_BYTES = 16 << 20  # of float32: bounds what dequantizing needs beside the weights
@@ -29,18 +40,21 @@ _PIECE_BYTES = 16 << 20  # of float32: bounds what dequantizing needs beside the
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer on one of T ranks; D is the hidden size, F_t the MLP columns of a rank."""
+    """One decoder layer on one rank; D is the hidden size, F_t the MLP columns of a rank."""
 
     input_norm: Tensor  # [D]
-    qkv: Tensor  # [(Hq_t + 2 Hkv_t) dh, D]
-    output: Tensor  # [D, Hq_t dh]
+    qkv: Tensor  # [projected_width, D]
+    output: Tensor  # [D, output_columns]
     mlp_norm: Tensor  # [D]
-    gate_up: Tensor  # [2 F_t, D]
+    gate_up: Tensor  # [2 F_t, D], or [F_t, D] without a gate
     down: Tensor  # [D, F_t]
+    input_norm_bias: Tensor | None = None  # [D]
+    mlp_norm_bias: Tensor | None = None  # [D]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(getattr(self, field.name) for field in fields(self))
+        values = (getattr(self, field.name) for field in fields(self))
+        return tuple(value for value in values if value is not None)
 
 
 @dataclass(frozen=True)
@@ -52,22 +66,36 @@ class ShardWeights:
     embedding: Tensor | None = None
     final_norm: Tensor | None = None
     head: Tensor | None = None
+    final_norm_bias: Tensor | None = None
 
     @property
     def size_bytes(self) -> int:
         """Bytes held, a shared matrix counted once."""
-        ends = [t for t in (self.embedding, self.final_norm, self.head) if t is not None]
-        held = [t for layer in self.layers.values() for t in layer.tensors] + ends
+        ends = (self.embedding, self.final_norm, self.final_norm_bias, self.head)
+        held = [t for layer in self.layers.values() for t in layer.tensors]
+        held += [t for t in ends if t is not None]
         return sum(t.nbytes for t in {id(t): t for t in held}.values())
 
 
 class _Part(NamedTuple):
-    """Rows (and columns) of checkpoint tensor `name` that fill `target`."""
+    """Rows (and columns) of checkpoint tensor `name` that fill `target`.
+
+    `heads`: rows of Q or K, which are stored in another order inside a head.
+    """
 
     target: Tensor
     name: str
     rows: range
     columns: range | None = None
+    heads: bool = False
+
+
+class _Piece(NamedTuple):
+    """`kept` of the rows `read` fill `target`; `read` is `kept` widened to whole heads."""
+
+    target: Tensor
+    read: range
+    kept: range
 
 
 def load_shard(
@@ -87,15 +115,17 @@ def load_shard(
         return torch.empty(shape, dtype=dtype, device=device)
 
     config = shard.config
-    d = config.hidden_size
+    d, f = config.hidden_size, len(shard.mlp_columns)
     layers = {
         layer: LayerWeights(
             input_norm=empty(d),
-            qkv=empty(shard.qkv_width, d),
-            output=empty(d, shard.q_width),
+            qkv=empty(shard.projected_width, d),
+            output=empty(d, len(shard.output_columns)),
             mlp_norm=empty(d),
-            gate_up=empty(2 * len(shard.mlp_columns), d),
-            down=empty(d, len(shard.mlp_columns)),
+            gate_up=empty(2 * f if config.gated else f, d),
+            down=empty(d, f),
+            input_norm_bias=empty(d) if config.biased_norms else None,
+            mlp_norm_bias=empty(d) if config.biased_norms else None,
         )
         for layer in shard.layers
     }
@@ -103,13 +133,20 @@ def load_shard(
     final_norm = empty(d) if shard.head else None
     tied_here = config.tied_embeddings and embedding is not None
     head = (embedding if tied_here else empty(len(shard.vocab), d)) if shard.head else None
-    weights = ShardWeights(shard, layers, embedding, final_norm, head)
+    bias = empty(d) if shard.head and config.biased_norms else None
+    weights = ShardWeights(shard, layers, embedding, final_norm, head, bias)
 
+    order = loaded_order(config)
     done = 0
     try:
         for part in _parts(weights):
             for piece in _pieces(part, config.head_dim):
-                piece.target.copy_(source.read(piece.name, piece.rows, piece.columns))
+                values = source.read(part.name, piece.read, part.columns)
+                if part.heads and order is not None:
+                    heads = values.view(-1, config.head_dim, values.shape[1])
+                    values = heads[:, order].flatten(0, 1)
+                first = piece.kept.start - piece.read.start
+                piece.target.copy_(values[first : first + len(piece.kept)])
                 done += piece.target.nbytes
                 if progress is not None:
                     progress(done, weights.size_bytes)
@@ -127,6 +164,8 @@ def _parts(weights: ShardWeights) -> Iterator[_Part]:
         yield from _layer_parts(shard, layer, target)
     if weights.final_norm is not None:
         yield _Part(weights.final_norm, FINAL_NORM, every)
+    if weights.final_norm_bias is not None:
+        yield _Part(weights.final_norm_bias, FINAL_NORM_BIAS, every)
     if weights.head is not None and weights.head is not weights.embedding:
         name = EMBEDDING if shard.config.tied_embeddings else LM_HEAD
         yield _Part(weights.head, name, shard.vocab, every)
@@ -134,30 +173,41 @@ def _parts(weights: ShardWeights) -> Iterator[_Part]:
 
 def _layer_parts(shard: Shard, layer: int, target: LayerWeights) -> Iterator[_Part]:
     every = range(shard.config.hidden_size)
-    q_rows, kv_rows = _head_rows(shard, shard.q_heads), _head_rows(shard, shard.kv_heads)
-    q, k, v = torch.split(target.qkv, [shard.q_width, shard.kv_width, shard.kv_width])
-    gate, up = target.gate_up.chunk(2)
-    names = layer_names(layer)
+    dh = shard.config.head_dim
+    first_q, first_kv = shard.q_heads.start * dh, shard.kv_heads.start * dh
+    q_rows, kv_rows = _shifted(shard.q_columns, first_q), _shifted(shard.kv_columns, first_kv)
+    q, k, v = torch.split(target.qkv, [len(q_rows), len(kv_rows), len(kv_rows)])
+    *gate, up = torch.split(target.gate_up, len(shard.mlp_columns))
+    names = layer_names(shard.config, layer)
     yield _Part(target.input_norm, names["input_norm"], every)
-    yield _Part(q, names["q"], q_rows, every)
-    yield _Part(k, names["k"], kv_rows, every)
+    yield _Part(q, names["q"], q_rows, every, heads=True)
+    yield _Part(k, names["k"], kv_rows, every, heads=True)
     yield _Part(v, names["v"], kv_rows, every)
-    yield _Part(target.output, names["output"], every, q_rows)
+    yield _Part(target.output, names["output"], every, _shifted(shard.output_columns, first_q))
     yield _Part(target.mlp_norm, names["mlp_norm"], every)
-    yield _Part(gate, names["gate"], shard.mlp_columns, every)
+    for part in gate:
+        yield _Part(part, names["gate"], shard.mlp_columns, every)
     yield _Part(up, names["up"], shard.mlp_columns, every)
     yield _Part(target.down, names["down"], every, shard.mlp_columns)
+    for place in ("input_norm_bias", "mlp_norm_bias"):
+        bias = getattr(target, place)
+        if bias is not None:
+            yield _Part(bias, names[place], every)
 
 
-def _head_rows(shard: Shard, heads: range) -> range:
-    dh = shard.config.head_dim
-    return range(heads.start * dh, heads.stop * dh)
+def _shifted(columns: range, by: int) -> range:
+    return range(columns.start + by, columns.stop + by)
 
 
-def _pieces(part: _Part, head_dim: int) -> Iterator[_Part]:
-    """Cut a part into runs of rows that are small in float32, whole heads each."""
+def _pieces(part: _Part, head_dim: int) -> Iterator[_Piece]:
+    """Cut a part into runs of rows that are small in float32, of whole heads where it has them."""
+    rows, unit = part.rows, head_dim if part.heads else 1
     width = 1 if part.columns is None else max(len(part.columns), 1)
-    step = max(_PIECE_BYTES // (4 * width * head_dim), 1) * head_dim
-    for start in range(0, len(part.rows), step):
-        rows = part.rows[start : start + step]
-        yield part._replace(target=part.target[start : start + len(rows)], rows=rows)
+    step = max(_PIECE_BYTES // (4 * width * unit), 1) * unit
+    if not rows:
+        return
+    stop = -(-rows.stop // unit) * unit
+    for start in range(rows.start // unit * unit, stop, step):
+        read = range(start, min(start + step, stop))
+        kept = range(max(read.start, rows.start), min(read.stop, rows.stop))
+        yield _Piece(part.target[kept.start - rows.start : kept.stop - rows.start], read, kept)

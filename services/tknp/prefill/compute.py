@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from tknp.engine.backend import ChunkAttention
-from tknp.engine.decode import TORCH_DTYPES
 from tknp.engine.executor import Executor, Frame
 from tknp.engine.thread import EngineThread
 from tknp.errors import TknpError
 from tknp.kv.storage import KvStorage
 from tknp.layout.layout import Layout
 from tknp.layout.prefill import derive_chunk
+from tknp.layout.program import Op
 from tknp.layout.rank import Rank
 from tknp.metrics.instruments import Histogram
 from tknp.model.dense import Dense
@@ -80,7 +80,6 @@ class PrefillRank:
         broken: Callable[[str], None],
         seconds: Histogram,
     ) -> None:
-        shard = layout.shard(Rank(0, t))
         self.storage = storage
         self.submitted = 0
         self.finished = 0
@@ -94,10 +93,8 @@ class PrefillRank:
         self._attention = attention
         self._sampler = Sampler(layout.config.vocab_size, layout.config.eos_ids)
         self._executor = Executor(
-            Rank(0, t), dense, transport,
-            widths=(shard.qkv_width, shard.q_width), hidden_size=layout.config.hidden_size,
-            dtype=TORCH_DTYPES[layout.dtype], device=device, max_rows=max_chunk,
-        )  # fmt: skip
+            layout, Rank(0, t), dense, transport, device=device, max_rows=max_chunk
+        )
         self._thread = EngineThread(f"prefill-{t}")
 
     def submit(self, chunk: Chunk) -> Future[Drawn | None]:
@@ -131,14 +128,15 @@ class PrefillRank:
         ids = torch.tensor(chunk.ids, dtype=torch.int64, device=self._device)
         drawn: list[Drawn] = []
 
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            out = self._attention.attend(qkv, chunk.start, table, *self.storage.layer(layer))
+        def attend(op: Op, qkv: Tensor) -> tuple[Tensor, None]:
+            pages = self.storage.layer(op.layer)
+            out = self._attention.attend(qkv, chunk.start, table, *pages)
             # A broken transfer is reported by `finish`. Stopping here would leave the other ranks
             # of the replica waiting in the collectives of this chunk.
             with suppress(TknpError):
-                chunk.push.push(layer, chunk.start, stop)
+                chunk.push.push(op.layer, chunk.start, stop)
             self.layers += 1
-            return out
+            return out, None
 
         def draw(logits: Tensor) -> Tensor:
             if chunk.row is not None:

@@ -18,7 +18,6 @@ from tknp.kv.size import page_bytes, pages_for
 from tknp.kv.storage import KvStorage
 from tknp.layout.prefill import replica_layout
 from tknp.layout.rank import Rank
-from tknp.model.footprint import footprint
 from tknp.pool import Pool
 from tknp.prefill.compute import Chunk, PrefillRank, first_row
 from tknp.prefill.metrics import PrefillMetrics
@@ -90,9 +89,8 @@ class PrefillRuntime:
         self.life.enter(Phase.PHASE_WARMING)
         await self._warm_up(rank)
         scratch = PagePool(rank.storage.shape[2], self.pool.page_size, time.monotonic)
-        shard = replica_layout(self.pool.checkpoint.config, config.dtype, self.tp).shard(
-            Rank(0, self.t)
-        )
+        layout = replica_layout(self.pool.checkpoint.config, config.dtype, self.tp)
+        (shard,) = layout.shards(Rank(0, self.t))
         self._sender = make_sender(
             config.kv_transfer, rank.storage, shard, self.compatibility,
             timeout_s=config.timeout_s, channel=self._channel,
@@ -146,8 +144,9 @@ class PrefillRuntime:
         pool, config, device = self.pool, self.pool.config, self._device
         model = pool.checkpoint.config
         layout = replica_layout(model, config.dtype, self.tp)
-        shard, dtype = layout.shard(Rank(0, self.t)), TORCH_DTYPES[config.dtype]
-        need = layout.blocks[0].weight_bytes(footprint(model, config.dtype, self.tp))
+        rank, dtype = Rank(0, self.t), TORCH_DTYPES[config.dtype]
+        (shard,) = layout.shards(rank)
+        need = layout.weight_bytes(rank)
         with allocating("weights", need, device):
             weights = pool.checkpoint.load(shard, dtype, device, self._loaded)
         backend = choose_backend(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tknp.engine.batch import Admit, Delta
+from tknp.engine.batch import Admit, Delta, Grow
 from tknp.errors import TknpError
 from tknp.kv.holding import Key
+from tknp.layout.blocks import Block
+from tknp.layout.shares import Phase, Shares
 from tknp.rpc.checks import check_name
 from tknp.rpc.ids import pack_ids, unpack_ids
 from tknp.sampling.params import SamplingParams
@@ -66,11 +68,33 @@ def sampling_from(message: common_pb2.Sampling, *, seed: int, max_tokens: int) -
     )
 
 
+def block_to(block: Block) -> common_pb2.Block:
+    return common_pb2.Block(
+        layer_start=block.start, layer_stop=block.stop, embedding=block.embedding, head=block.head
+    )
+
+
+def shares_to(shares: Shares) -> step_pb2.Shares:
+    message = step_pb2.Shares(
+        owners=shares.owners, prompt=shares.prompt, interleave=shares.interleave, unit=shares.unit
+    )
+    for phase in shares.phases:
+        message.phases.add(start=phase.start, shards=phase.shards)
+    return message
+
+
+def shares_from(message: step_pb2.Shares) -> Shares:
+    """Raises InvalidValue for shares that don't fit together."""
+    phases = tuple(Phase(phase.start, tuple(phase.shards)) for phase in message.phases)
+    return Shares(tuple(message.owners), message.prompt, message.interleave, phases, message.unit)
+
+
 def admit_to(admit: Admit) -> step_pb2.Admit:
     return step_pb2.Admit(
         slot=admit.slot,
         key=key_to(admit.key),
-        owner=admit.owner,
+        owners=admit.owners,
+        shares=shares_to(admit.shares),
         position=admit.position,
         token=admit.token,
         sampling=sampling_to(admit.sampling),
@@ -85,7 +109,8 @@ def admit_from(message: step_pb2.Admit) -> Admit:
     return Admit(
         slot=message.slot,
         key=key_from(message.key),
-        owner=message.owner,
+        owners=tuple(message.owners),
+        shares=shares_from(message.shares),
         position=message.position,
         token=message.token,
         sampling=sampling_from(message.sampling, seed=0, max_tokens=1),
@@ -103,6 +128,10 @@ def delta_to(delta: Delta) -> step_pb2.Step:
         step=delta.step,
         ends=delta.ends,
         admits=[admit_to(a) for a in delta.admits],
+        grows=[
+            step_pb2.Grow(slot=g.slot, shares=shares_to(g.shares), pages=g.pages)
+            for g in delta.grows
+        ],
     )
 
 
@@ -113,6 +142,7 @@ def delta_from(message: step_pb2.Step) -> Delta:
         step=message.step,
         ends=tuple(message.ends),
         admits=tuple(admit_from(a) for a in message.admits),
+        grows=tuple(Grow(g.slot, shares_from(g.shares), tuple(g.pages)) for g in message.grows),
     )
 
 

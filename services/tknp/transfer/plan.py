@@ -90,6 +90,7 @@ class Piece:
 def routes(shard: Shard, placements: Sequence[PlacementLike], page_size: int) -> tuple[Route, ...]:
     """One Route for each placement that keeps something which this prefill rank sends.
 
+    Of several owners of a short prompt some keep none of its tokens: an empty range, no Route.
     Raises InvalidValue, naming the field, for a placement that can't be written page by page.
     """
     sent = sent_heads(shard)
@@ -98,7 +99,7 @@ def routes(shard: Shard, placements: Sequence[PlacementLike], page_size: int) ->
         _check(index, p, page_size)
         layers = range(max(shard.layer_start, p.layer_start), min(shard.layer_stop, p.layer_stop))
         heads = range(max(sent.start, p.head_start), min(sent.stop, p.head_stop))
-        if not layers or not heads:
+        if not layers or not heads or p.token_start == p.token_stop:
             continue
         found.append(
             Route(
@@ -190,7 +191,7 @@ def _check(index: int, p: PlacementLike, page_size: int) -> None:
         )
     for what in ("layer", "head", "token"):
         first, last = getattr(p, f"{what}_start"), getattr(p, f"{what}_stop")
-        if first >= last:
+        if first > last or (first == last and what != "token"):
             raise InvalidValue(f"{name}.{what}_stop", last, f"must be above {what}_start={first}")
     needed = -(-(p.token_stop - p.token_start) // page_size)
     if len(p.pages) < needed:

@@ -27,13 +27,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from tknp.layout.rank import Rank
 
 Message = tuple[Rank, Tensor]
+Scope = Literal["node", "pool"]
+"""Whom a collective joins: the TP ranks of this node, or every rank of the pool."""
 
 
 @dataclass
@@ -65,6 +67,14 @@ class Work(Protocol):
                 by gloo, undetected by NCCL).
         """
 
+    def done(self) -> bool:
+        """Whether `wait` would return at once; it must be called all the same.
+
+        Moves what can be moved without waiting. Raises as `wait` does, and by the same deadline,
+        which starts with the first call that finds the exchange under way. On CUDA it is always
+        True: `wait` doesn't hold up the host.
+        """
+
 
 class Transport(Protocol):
     """Exchanges between one rank and its pool of N nodes of T ranks."""
@@ -84,11 +94,12 @@ class Transport(Protocol):
             Unavailable: the transport is aborted, broken or closed.
         """
 
-    def all_reduce(self, tensor: Tensor, *, stream: int) -> None:
-        """Sum a floating-point `tensor` over the TP ranks of this node, in place.
+    def all_reduce(self, tensor: Tensor, *, stream: int, scope: Scope = "node") -> Work:
+        """Start to sum a floating-point `tensor` over the ranks of `scope`, in place.
 
-        Addends are taken in rank order in float32 and rounded once to the tensor's dtype: equal
-        on all ranks to the bit, whatever the size. NCCL uses its own order.
+        `tensor` holds the sum once `wait` has returned and must stay untouched until then. Addends
+        are taken in rank order in float32 and rounded once to the tensor's dtype: equal on all
+        ranks to the bit, whatever the size. NCCL uses its own order.
         """
 
     def gather(self, tensor: Tensor, widths: Sequence[int], *, stream: int) -> list[Tensor] | None:

@@ -33,11 +33,13 @@ def join(
     timeout_s: float,
     device: torch.device,
     interface: str = "",
+    streams: int = 1,
 ) -> Transport:
     """Join the ranks at `addresses` (HOST:PORT of their services) and return once all have come.
 
     `meeting`: HOST:PORT of rank (0, 0) that names this set of ranks and, where they are on several
-    hosts, is where they meet. A single rank joins nobody. Raises as the transports' `connect` do.
+    hosts, is where they meet. Messages travel on streams 0 to `streams` - 1. A single rank joins
+    nobody. Raises as the transports' `connect` do.
     """
     if nodes * tp == 1:
         return LocalHub(1, 1, timeout_s).transport(rank)
@@ -46,11 +48,13 @@ def join(
     local = all(_loopback(address) for address in addresses)
     if kind == "shared_memory" or (kind == "auto" and device.type == "cpu" and local):
         name = re.sub(r"[^A-Za-z0-9]", "-", meeting)
-        return shared_memory.connect(rank, nodes, tp, pool=name, epoch=epoch, timeout_s=timeout_s)
+        return shared_memory.connect(
+            rank, nodes, tp, pool=name, epoch=epoch, timeout_s=timeout_s, streams=streams
+        )
     return distributed.connect(
         rank, nodes, tp,
         backend="gloo" if device.type == "cpu" else "nccl", store_address=meeting, epoch=epoch,
-        timeout_s=timeout_s, device=device, interface=interface or None,
+        timeout_s=timeout_s, device=device, interface=interface or None, streams=streams,
     )  # fmt: skip
 
 

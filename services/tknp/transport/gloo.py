@@ -9,6 +9,7 @@ What gloo does and this file hides:
   than its receiver expects, which gloo would either accept in part or answer by ending the
   process, stays unmatched and ends in the deadline.
 - A second wait on one of its works may block for ever: each is waited for once.
+- Its messages can't be polled: `done` has a thread wait for them.
 - Its abort doesn't wake waiters. A receive that times out does: it closes all connections of the
   group, so waiters here and at the peers return at once. `abort` provokes one.
 - A dead peer's connections close within milliseconds; a frozen one shows only at the deadline.
@@ -16,6 +17,7 @@ What gloo does and this file hides:
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -30,6 +32,7 @@ from tknp.errors import DeadlineExceeded, InvalidValue, Unavailable
 from tknp.layout.rank import Rank
 from tknp.transport.base import Message, Work
 from tknp.transport.point_to_point import PointToPointTransport, describe
+from tknp.transport.waiters import Waiters
 
 _SIZE_BITS = 24
 _STREAMS = 64  # tags are 31 bits; the streams beyond belong to this file
@@ -51,20 +54,40 @@ class _GlooExchange:
         self._stream = stream
         self._operation = operation
         self._error: DeadlineExceeded | Unavailable | None = None
+        self._aside: threading.Event | None = None
 
     def wait(self) -> None:
+        if self._aside is not None:
+            self._aside.wait()
+        else:
+            self._wait()
         if self._error is not None:
             raise self._error
-        if not self._works:
+
+    def done(self) -> bool:
+        if self._aside is None and self._works and self._error is None:
+            self._aside = self._transport.waiters.run(self._wait)
+        if self._aside is not None and not self._aside.is_set():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _wait(self) -> None:
+        """Wait for each work once; what fails is kept in `_error`."""
+        if not self._works or self._error is not None:
             return
         deadline = time.monotonic() + self._transport.timeout_s
         for work, peer, sends in self._works:
             try:
-                work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+                left_ms = (deadline - time.monotonic()) * 1000
+                # Whole milliseconds, as gloo counts: cut off, it would give up before the deadline.
+                work.wait(timedelta(milliseconds=max(math.ceil(left_ms), 1)))
             except RuntimeError as error:
                 self._error = self._explain(peer, sends, deadline)
+                self._error.__cause__ = error
                 self._transport.abort(str(self._error))
-                raise self._error from error
+                return
         self._works = []
 
     def _explain(self, peer: Rank, sends: bool, deadline: float) -> DeadlineExceeded | Unavailable:
@@ -104,6 +127,7 @@ class GlooTransport(PointToPointTransport):
         super().__init__(rank, nodes, tp, timeout_s)
         self.timeout_s = timeout_s
         self.broken: str | None = None
+        self.waiters = Waiters(f"gloo-{rank.node}-{rank.t}")
         self._abort_lock = threading.Lock()
         # The typed stub lacks options and the messages of a group: Any.
         gloo: Any = ProcessGroupGloo
@@ -158,6 +182,7 @@ class GlooTransport(PointToPointTransport):
 
     def close(self) -> None:
         self.abort("closed")
+        self.waiters.close()
 
 
 def _tag(stream: int, tensor: torch.Tensor) -> int:

@@ -118,6 +118,7 @@ class _LocalWork:
         self._stream = stream
         self._operation = operation
         self._error: TknpError | None = None
+        self._deadline = 0.0
         self.halves: list[_Half] = []
 
     def complete(self, half: _Half, error: TknpError | None) -> None:
@@ -127,17 +128,31 @@ class _LocalWork:
             self._transport.changed.notify_all()
 
     def wait(self) -> None:
-        deadline = time.monotonic() + self._transport.timeout_s
         with self._transport.changed:
-            while self._error is None and not all(half.done for half in self.halves):
-                left_s = deadline - time.monotonic()
-                self._error = self._loss()
-                if self._error is None and left_s <= 0:
-                    self._error = DeadlineExceeded(
-                        f"{self._missing()} not done after {self._transport.timeout_s} s"
-                    )
-                if self._error is None:
-                    self._transport.changed.wait(left_s)
+            while (left_s := self._left_s()) > 0:
+                self._transport.changed.wait(left_s)
+        self._raise()
+
+    def done(self) -> bool:
+        with self._transport.changed:
+            left_s = self._left_s()
+        self._raise()
+        return left_s <= 0
+
+    def _left_s(self) -> float:
+        """Seconds until the deadline while the exchange is under way, else 0. Finds errors."""
+        if self._error is not None or all(half.done for half in self.halves):
+            return 0.0
+        now = time.monotonic()
+        self._deadline = self._deadline or now + self._transport.timeout_s
+        self._error = self._loss()
+        if self._error is None and now >= self._deadline:
+            self._error = DeadlineExceeded(
+                f"{self._missing()} not done after {self._transport.timeout_s} s"
+            )
+        return self._deadline - now if self._error is None else 0.0
+
+    def _raise(self) -> None:
         if self._error is not None:
             self._transport.abort(str(self._error))
             raise self._error

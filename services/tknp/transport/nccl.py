@@ -27,7 +27,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from tknp.errors import InvalidValue, Unavailable
 from tknp.layout.rank import Rank
-from tknp.transport.base import Message, Work
+from tknp.transport.base import Message, Scope, Work
 from tknp.transport.point_to_point import PointToPointTransport
 
 
@@ -71,9 +71,10 @@ class NcclTransport(PointToPointTransport):
             group.send([tensor], peer.index(self._tp), 0)
         return _NcclExchange(group._end_coalescing())
 
-    def _sum_over_tp(self, tensor: Tensor, stream: int) -> None:
-        group = self._of_stream(self._nodes_groups, stream)
-        group.allreduce([tensor], AllreduceOptions()).wait()
+    def _sum(self, tensor: Tensor, stream: int, scope: Scope) -> Work:
+        groups = self._nodes_groups if scope == "node" else self._pools
+        group = self._of_stream(groups, stream)
+        return _NcclExchange(group.allreduce([tensor], AllreduceOptions()))
 
     def _of_stream(self, groups: list[Any], stream: int) -> Any:
         if self._broken is not None:
@@ -101,6 +102,9 @@ class _NcclExchange:
             self._work.wait()
         except RuntimeError as error:
             raise Unavailable(f"NCCL: {str(error).splitlines()[0]}") from error
+
+    def done(self) -> bool:
+        return True
 
 
 def _communicator(

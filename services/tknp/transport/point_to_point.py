@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tknp.errors import InvalidValue
 from tknp.layout.rank import Rank
-from tknp.transport.base import Message, Traffic, Work
+from tknp.transport.base import Message, Scope, Traffic, Work
 
 
 class Done:
@@ -24,8 +24,35 @@ class Done:
     def wait(self) -> None:
         return None
 
+    def done(self) -> bool:
+        return True
+
 
 DONE = Done()
+
+
+class Sum:
+    """An all-reduce under way: `parts` of all ranks, in rank order, arrive by `exchange`."""
+
+    def __init__(self, exchange: Work, tensor: Tensor, parts: Sequence[Tensor]) -> None:
+        self._exchange = exchange
+        self._tensor = tensor
+        self._parts = parts
+
+    def done(self) -> bool:
+        return self._exchange.done()
+
+    def wait(self) -> None:
+        self._exchange.wait()
+        if not self._parts:
+            return
+        # In float32 `total` is part 0 itself: either scratch, or `tensor`, which no later part is.
+        total = self._parts[0].float()
+        for part in self._parts[1:]:
+            total += part
+        if total is not self._tensor:
+            self._tensor.copy_(total)
+        self._parts = ()
 
 
 class PointToPointTransport(ABC):
@@ -42,6 +69,10 @@ class PointToPointTransport(ABC):
         self._timeout_s = timeout_s
         self._count_lock = threading.Lock()
         self._tp_peers = [Rank(rank.node, t) for t in range(tp) if t != rank.t]
+        self._scopes: dict[Scope, list[Rank]] = {
+            "node": [Rank(rank.node, t) for t in range(tp)],
+            "pool": [Rank(n, t) for n in range(nodes) for t in range(tp)],
+        }
 
     @abstractmethod
     def _start(
@@ -70,25 +101,22 @@ class PointToPointTransport(ABC):
                         self.sent_bytes.cross_node += tensor.nbytes
         return work
 
-    def all_reduce(self, tensor: Tensor, *, stream: int) -> None:
-        if self._tp == 1 or not self._moves_collective(tensor):
-            return
+    def all_reduce(self, tensor: Tensor, *, stream: int, scope: Scope = "node") -> Work:
+        ranks = self._scopes[scope]
+        if len(ranks) == 1 or not self._moves_collective(tensor):
+            return DONE
         if not tensor.is_floating_point():
             raise InvalidValue("tensor.dtype", tensor.dtype, "sums are taken in float32")
-        self._sum_over_tp(tensor, stream)
+        work = self._sum(tensor, stream, scope)
         self._count_collective(tensor)
+        return work
 
-    def _sum_over_tp(self, tensor: Tensor, stream: int) -> None:
-        parts = [tensor if t == self.rank.t else torch.empty_like(tensor) for t in range(self._tp)]
-        sends = [(peer, tensor) for peer in self._tp_peers]
-        recvs = [(peer, parts[peer.t]) for peer in self._tp_peers]
-        self._start(sends, recvs, stream, "all_reduce").wait()
-        # In float32 `total` is part 0 itself: either scratch, or `tensor`, which no later part is.
-        total = parts[0].float()
-        for part in parts[1:]:
-            total += part
-        if total is not tensor:
-            tensor.copy_(total)
+    def _sum(self, tensor: Tensor, stream: int, scope: Scope) -> Work:
+        ranks = self._scopes[scope]
+        parts = [tensor if rank == self.rank else torch.empty_like(tensor) for rank in ranks]
+        others = [(r, part) for r, part in zip(ranks, parts, strict=True) if r != self.rank]
+        sends = [(peer, tensor) for peer, _ in others]
+        return Sum(self._start(sends, others, stream, "all_reduce"), tensor, parts)
 
     def gather(self, tensor: Tensor, widths: Sequence[int], *, stream: int) -> list[Tensor] | None:
         if len(widths) != self._tp or widths[self.rank.t] != tensor.shape[-1]:

@@ -21,6 +21,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from tknp.errors import DeadlineExceeded, InvalidValue, ProtocolError, TknpError, Unavailable
 from tknp.layout.rank import Rank
@@ -87,6 +88,7 @@ class _Exchange:
         self._stream = stream
         self._operation = operation
         self._error: TknpError | None = None
+        self._asked = self._looked = 0.0
 
     def wait(self) -> None:
         if self._error is not None:
@@ -96,19 +98,46 @@ class _Exchange:
         try:
             self._wait()
         except TknpError as error:
-            self._error = error
-            self._transport.abort(str(error))
-            raise
+            self._fail(error)
+
+    def done(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        if not self._parts:
+            return True
+        try:
+            self._move()
+            if self._parts:
+                self._look_by_turns()
+        except TknpError as error:
+            self._fail(error)
+        return not self._parts
+
+    def _fail(self, error: TknpError) -> NoReturn:
+        self._error = error
+        self._transport.abort(str(error))
+        raise error
+
+    def _look_by_turns(self) -> None:
+        """`_look_after_peers`, but not at every call of `done`."""
+        now = time.monotonic()
+        self._asked = self._asked or now
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            self._look_after_peers(now - self._asked)
+
+    def _move(self) -> None:
+        try:
+            self._lane.progress()
+        except ProtocolError as error:
+            raise ProtocolError(f"{self._missing()}: {error}") from error
+        self._parts = [item for item in self._parts if not item[1].done]
 
     def _wait(self) -> None:
         looks = 0
         start = looked = 0.0
         while self._parts:
-            try:
-                self._lane.progress()
-            except ProtocolError as error:
-                raise ProtocolError(f"{self._missing()}: {error}") from error
-            self._parts = [item for item in self._parts if not item[1].done]
+            self._move()
             looks += 1
             if looks < _SPINS or not self._parts:
                 continue

@@ -26,7 +26,7 @@ from tknp.v1 import common_pb2 as tknp_dot_v1_dot_common__pb2
 from tknp.v1 import step_pb2 as tknp_dot_v1_dot_step__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtknp/v1/attention_owner.proto\x12\x07tknp.v1\x1a\x14tknp/v1/common.proto\x1a\x12tknp/v1/step.proto\"\xd4\x02\n\x10OwnerDescription\x12-\n\rcompatibility\x18\x01 \x01(\x0b\x32\x16.tknp.v1.Compatibility\x12#\n\x08progress\x18\x02 \x01(\x0b\x32\x11.tknp.v1.Progress\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0c\n\x04node\x18\x04 \x01(\r\x12\x0f\n\x07tp_rank\x18\x05 \x01(\r\x12\x12\n\nhead_start\x18\x06 \x01(\r\x12\x11\n\thead_stop\x18\x07 \x01(\r\x12\r\n\x05pages\x18\x08 \x01(\r\x12\x10\n\x08kv_bytes\x18\t \x01(\x04\x12\x14\n\x0cweight_bytes\x18\n \x01(\x04\x12\x15\n\rnixl_metadata\x18\x0b \x01(\x0c\x12\x14\n\x0cnixl_address\x18\x0c \x01(\x04\x12#\n\x06\x63ounts\x18\r \x01(\x0b\x32\x13.tknp.v1.PageCounts\x12\x0e\n\x06step_s\x18\x0e \x01(\x01\"b\n\nPageCounts\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\x10\n\x08reserved\x18\x02 \x01(\r\x12\x11\n\treceiving\x18\x03 \x01(\r\x12\x0c\n\x04live\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x01(\r\"b\n\x0eReserveRequest\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x0f\n\x07lease_s\x18\x04 \x01(\x01\"9\n\x0fReserveResponse\x12&\n\nplacements\x18\x01 \x03(\x0b\x32\x12.tknp.v1.Placement\"P\n\rExtendRequest\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"A\n\x0eReleaseRequest\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xce\x01\n\x0fTransferRequest\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06writer\x18\x03 \x01(\t\x12\x0f\n\x07lease_s\x18\x04 \x01(\x01\x12-\n\rcompatibility\x18\x05 \x01(\x0b\x32\x16.tknp.v1.Compatibility\x12\r\n\x05pages\x18\x06 \x03(\r\x12\x11\n\tone_sided\x18\x07 \x01(\x08\x12\x18\n\x10writer_addresses\x18\x08 \x03(\t\"%\n\x10TransferResponse\x12\x11\n\tone_sided\x18\x01 \x01(\x08\"\xbc\x01\n\x07KvChunk\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06writer\x18\x03 \x01(\t\x12\r\n\x05layer\x18\x04 \x01(\r\x12\x0e\n\x06values\x18\x05 \x01(\x08\x12\x12\n\nhead_start\x18\x06 \x01(\r\x12\x11\n\thead_stop\x18\x07 \x01(\r\x12\r\n\x05pages\x18\x08 \x03(\r\x12\r\n\x05slots\x18\t \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\n \x01(\x0c\"\x1e\n\rWriteResponse\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x32\xe3\x04\n\x0e\x41ttentionOwner\x12?\n\x08\x44\x65scribe\x12\x18.tknp.v1.DescribeRequest\x1a\x19.tknp.v1.OwnerDescription\x12<\n\x07Reserve\x12\x17.tknp.v1.ReserveRequest\x1a\x18.tknp.v1.ReserveResponse\x12:\n\x06\x45xtend\x12\x16.tknp.v1.ExtendRequest\x1a\x18.tknp.v1.ReserveResponse\x12\x37\n\x07Release\x12\x17.tknp.v1.ReleaseRequest\x1a\x13.tknp.v1.PageCounts\x12<\n\x05\x42\x65gin\x12\x18.tknp.v1.TransferRequest\x1a\x19.tknp.v1.TransferResponse\x12<\n\x05Renew\x12\x18.tknp.v1.TransferRequest\x1a\x19.tknp.v1.TransferResponse\x12?\n\x08\x43omplete\x12\x18.tknp.v1.TransferRequest\x1a\x19.tknp.v1.TransferResponse\x12<\n\x05\x41\x62ort\x12\x18.tknp.v1.TransferRequest\x1a\x19.tknp.v1.TransferResponse\x12\x33\n\x05Write\x12\x10.tknp.v1.KvChunk\x1a\x16.tknp.v1.WriteResponse(\x01\x12-\n\x03Run\x12\r.tknp.v1.Step\x1a\x13.tknp.v1.StepResult(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtknp/v1/attention_owner.proto\x12\x07tknp.v1\x1a\x14tknp/v1/common.proto\x1a\x12tknp/v1/step.proto\"\xd4\x02\n\x10OwnerDescription\x12-\n\rcompatibility\x18\x01 \x01(\x0b\x32\x16.tknp.v1.Compatibility\x12#\n\x08progress\x18\x02 \x01(\x0b\x32\x11.tknp.v1.Progress\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0c\n\x04node\x18\x04 \x01(\r\x12\x0f\n\x07tp_rank\x18\x05 \x01(\r\x12\x12\n\nhead_start\x18\x06 \x01(\r\x12\x11\n\thead_stop\x18\x07 \x01(\r\x12\r\n\x05pages\x18\x08 \x01(\r\x12\x10\n\x08kv_bytes\x18\t \x01(\x04\x12\x14\n\x0cweight_bytes\x18\n \x01(\x04\x12\x15\n\rnixl_metadata\x18\x0b \x01(\x0c\x12\x14\n\x0cnixl_address\x18\x0c \x01(\x04\x12#\n\x06\x63ounts\x18\r \x01(\x0b\x32\x13.tknp.v1.PageCounts\x12\x0e\n\x06step_s\x18\x0e \x01(\x01\"b\n\nPageCounts\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\x10\n\x08reserved\x18\x02 \x01(\r\x12\x11\n\treceiving\x18\x03 \x01(\r\x12\x0c\n\x04live\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x01(\r\"|\n\x0eReserveRequest\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x0f\n\x07lease_s\x18\x04 \x01(\x01\x12\x18\n\x10without_transfer\x18\x05 \x01(\x08\"9\n\x0fReserveResponse\x12&\n\nplacements\x18\x01 \x03(\x0b\x32\x12.tknp.v1.Placement\"P\n\rExtendRequest\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"A\n\x0eReleaseRequest\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\xce\x01\n\x0fTransferRequest\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06writer\x18\x03 \x01(\t\x12\x0f\n\x07lease_s\x18\x04 \x01(\x01\x12-\n\rcompatibility\x18\x05 \x01(\x0b\x32\x16.tknp.v1.Compatibility\x12\r\n\x05pages\x18\x06 \x03(\r\x12\x11\n\tone_sided\x18\x07 \x01(\x08\x12\x18\n\x10writer_addresses\x18\x08 \x03(\t\"%\n\x10TransferResponse\x12\x11\n\tone_sided\x18\x01 \x01(\x08\"\xbc\x01\n\x07KvChunk\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.tknp.v1.RequestKey\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06writer\x18\x03 \x01(\t\x12\r\n\x05layer\x18\x04 \x01(\r\x12\x0e\n\x06values\x18\x05 \x01(\x08\x12\x12\n\nhead_start\x18\x06 \x01(\r\x12\x11\n\thead_stop\x18\x07 \x01(\r\x12\r\n\x05pages\x18\x08 \x03(\r\x12\r\n\x05slots\x18\t \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\n \x01(\x0c\"\x1e\n\rWriteResponse\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x32\xe3\x04\n\x0e\x41ttentionOwner\x12?\n\x08\x44\x65scribe\x12\x18.tknp.v1.DescribeRequest\x1a\x19.tknp.v1.OwnerDescription\x12<\n\x07Reserve\x12\x17.tknp.v1.ReserveRequest\x1a\x18.tknp.v1.ReserveResponse\x12:\n\x06\x45xtend\x12\x16.tknp.v1.ExtendRequest\x1a\x18.tknp.v1.ReserveResponse\x12\x37\n\x07Release\x12\x17.tknp.v1.ReleaseRequest\x1a\x13.tknp.v1.PageCounts\x12<\n\x05\x42\x65gin\x12\x18.tknp.v1.TransferRequest\x1a\x19.tknp.v1.TransferResponse\x12<\n\x05Renew\x12\x18.tknp.v1.TransferRequest\x1a\x19.tknp.v1.TransferResponse\x12?\n\x08\x43omplete\x12\x18.tknp.v1.TransferRequest\x1a\x19.tknp.v1.TransferResponse\x12<\n\x05\x41\x62ort\x12\x18.tknp.v1.TransferRequest\x1a\x19.tknp.v1.TransferResponse\x12\x33\n\x05Write\x12\x10.tknp.v1.KvChunk\x1a\x16.tknp.v1.WriteResponse(\x01\x12-\n\x03Run\x12\r.tknp.v1.Step\x1a\x13.tknp.v1.StepResult(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,21 +38,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PAGECOUNTS']._serialized_start=427
   _globals['_PAGECOUNTS']._serialized_end=525
   _globals['_RESERVEREQUEST']._serialized_start=527
-  _globals['_RESERVEREQUEST']._serialized_end=625
-  _globals['_RESERVERESPONSE']._serialized_start=627
-  _globals['_RESERVERESPONSE']._serialized_end=684
-  _globals['_EXTENDREQUEST']._serialized_start=686
-  _globals['_EXTENDREQUEST']._serialized_end=766
-  _globals['_RELEASEREQUEST']._serialized_start=768
-  _globals['_RELEASEREQUEST']._serialized_end=833
-  _globals['_TRANSFERREQUEST']._serialized_start=836
-  _globals['_TRANSFERREQUEST']._serialized_end=1042
-  _globals['_TRANSFERRESPONSE']._serialized_start=1044
-  _globals['_TRANSFERRESPONSE']._serialized_end=1081
-  _globals['_KVCHUNK']._serialized_start=1084
-  _globals['_KVCHUNK']._serialized_end=1272
-  _globals['_WRITERESPONSE']._serialized_start=1274
-  _globals['_WRITERESPONSE']._serialized_end=1304
-  _globals['_ATTENTIONOWNER']._serialized_start=1307
-  _globals['_ATTENTIONOWNER']._serialized_end=1918
+  _globals['_RESERVEREQUEST']._serialized_end=651
+  _globals['_RESERVERESPONSE']._serialized_start=653
+  _globals['_RESERVERESPONSE']._serialized_end=710
+  _globals['_EXTENDREQUEST']._serialized_start=712
+  _globals['_EXTENDREQUEST']._serialized_end=792
+  _globals['_RELEASEREQUEST']._serialized_start=794
+  _globals['_RELEASEREQUEST']._serialized_end=859
+  _globals['_TRANSFERREQUEST']._serialized_start=862
+  _globals['_TRANSFERREQUEST']._serialized_end=1068
+  _globals['_TRANSFERRESPONSE']._serialized_start=1070
+  _globals['_TRANSFERRESPONSE']._serialized_end=1107
+  _globals['_KVCHUNK']._serialized_start=1110
+  _globals['_KVCHUNK']._serialized_end=1298
+  _globals['_WRITERESPONSE']._serialized_start=1300
+  _globals['_WRITERESPONSE']._serialized_end=1330
+  _globals['_ATTENTIONOWNER']._serialized_start=1333
+  _globals['_ATTENTIONOWNER']._serialized_end=1944
 # @@protoc_insertion_point(module_scope)

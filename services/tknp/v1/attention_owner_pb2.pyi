@@ -125,10 +125,13 @@ class ReserveRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
+    WITHOUT_TRANSFER_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     tokens: _builtins.int
-    """input plus expected output plus lookahead"""
+    """that this node will keep: of input, expected output and lookahead"""
     lease_s: _builtins.float
+    without_transfer: _builtins.bool
+    """nobody will write: the node appends all of it, or (bench) fills it"""
     @_builtins.property
     def key(self) -> _common_pb2.RequestKey: ...
     def __init__(
@@ -138,10 +141,11 @@ class ReserveRequest(_message.Message):
         epoch: _builtins.int = ...,
         tokens: _builtins.int = ...,
         lease_s: _builtins.float = ...,
+        without_transfer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "lease_s", b"lease_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "lease_s", b"lease_s", "tokens", b"tokens", "without_transfer", b"without_transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,6 +31,7 @@ class AttentionOwnerStub:
     """Owns requests: keeps their KV pages and computes their attention.
 
     Reserve -> Begin -> (pages written) -> Complete -> admitted by a step -> ended by a step
+    Reserve without transfer ------------------------>
 
     Reserve, Extend, Release come from the coordinator; Begin, Renew, Complete, Abort, Write from
     prefill. Release and Abort are idempotent.
@@ -98,6 +99,7 @@ class AttentionOwnerServicer:
     """Owns requests: keeps their KV pages and computes their attention.
 
     Reserve -> Begin -> (pages written) -> Complete -> admitted by a step -> ended by a step
+    Reserve without transfer ------------------------>
 
     Reserve, Extend, Release come from the coordinator; Begin, Renew, Complete, Abort, Write from
     prefill. Release and Abort are idempotent.
@@ -231,6 +233,7 @@ class AttentionOwner:
     """Owns requests: keeps their KV pages and computes their attention.
 
     Reserve -> Begin -> (pages written) -> Complete -> admitted by a step -> ended by a step
+    Reserve without transfer ------------------------>
 
     Reserve, Extend, Release come from the coordinator; Begin, Renew, Complete, Abort, Write from
     prefill. Release and Abort are idempotent.

@@ -32,6 +32,7 @@ class AttentionOwnerStub:
     """Owns requests: keeps their KV pages and computes their attention.
 
       Reserve -> Begin -> (pages written) -> Complete -> admitted by a step -> ended by a step
+      Reserve without transfer ------------------------>
 
     Reserve, Extend, Release come from the coordinator; Begin, Renew, Complete, Abort, Write from
     prefill. Release and Abort are idempotent.
@@ -60,6 +61,7 @@ class AttentionOwnerAsyncStub(AttentionOwnerStub):
     """Owns requests: keeps their KV pages and computes their attention.
 
       Reserve -> Begin -> (pages written) -> Complete -> admitted by a step -> ended by a step
+      Reserve without transfer ------------------------>
 
     Reserve, Extend, Release come from the coordinator; Begin, Renew, Complete, Abort, Write from
     prefill. Release and Abort are idempotent.
@@ -84,6 +86,7 @@ class AttentionOwnerServicer(metaclass=_abc_1.ABCMeta):
     """Owns requests: keeps their KV pages and computes their attention.
 
       Reserve -> Begin -> (pages written) -> Complete -> admitted by a step -> ended by a step
+      Reserve without transfer ------------------------>
 
     Reserve, Extend, Release come from the coordinator; Begin, Renew, Complete, Abort, Write from
     prefill. Release and Abort are idempotent.

@@ -331,6 +331,36 @@ class Placement(_message.Message):
 Global___Placement: _TypeAlias = Placement  # noqa: Y015
 
 @_typing.final
+class Block(_message.Message):
+    """Layers whose weights a node holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_START_FIELD_NUMBER: _builtins.int
+    LAYER_STOP_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    layer_start: _builtins.int
+    layer_stop: _builtins.int
+    embedding: _builtins.bool
+    head: _builtins.bool
+    def __init__(
+        self,
+        *,
+        layer_start: _builtins.int = ...,
+        layer_stop: _builtins.int = ...,
+        embedding: _builtins.bool = ...,
+        head: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head", b"head", "layer_start", b"layer_start", "layer_stop", b"layer_stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Block: _TypeAlias = Block  # noqa: Y015
+
+@_typing.final
 class Compatibility(_message.Message):
     """What two services must agree on before the first byte passes between them."""
 

@@ -60,6 +60,11 @@ class Status(_message.Message):
     KV_TRANSFER_FIELD_NUMBER: _builtins.int
     UPTIME_S_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    RESERVE_RATIO_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     phase: _common_pb2.Phase.ValueType
     model: _builtins.str
@@ -85,10 +90,19 @@ class Status(_message.Message):
     uptime_s: _builtins.float
     error: _builtins.str
     """why the pool is not ready, if it failed"""
+    copies: _builtins.int
+    """of the weights"""
+    width: _builtins.int
+    """most nodes that divide the KV of one request"""
+    reserve_ratio: _builtins.float
+    preemptions: _builtins.int
+    """requests that made room for an older one and were computed again"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
     def prefill(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillStatus]: ...
+    @_builtins.property
+    def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamStatus]: ...
     def __init__(
         self,
         *,
@@ -114,14 +128,86 @@ class Status(_message.Message):
         kv_transfer: _builtins.str = ...,
         uptime_s: _builtins.float = ...,
         error: _builtins.str = ...,
+        copies: _builtins.int = ...,
+        width: _builtins.int = ...,
+        reserve_ratio: _builtins.float = ...,
+        preemptions: _builtins.int = ...,
+        streams: _abc.Iterable[Global___StreamStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "dtype", b"dtype", "epoch", b"epoch", "error", b"error", "failed", b"failed", "kv_transfer", b"kv_transfer", "max_model_len", b"max_model_len", "model", b"model", "nodes", b"nodes", "page_size", b"page_size", "phase", b"phase", "prefill", b"prefill", "prefilling", b"prefilling", "queued", b"queued", "ready", b"ready", "refused", b"refused", "running", b"running", "steps", b"steps", "strategy", b"strategy", "tp", b"tp", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "completed", b"completed", "copies", b"copies", "dtype", b"dtype", "epoch", b"epoch", "error", b"error", "failed", b"failed", "kv_transfer", b"kv_transfer", "max_model_len", b"max_model_len", "model", b"model", "nodes", b"nodes", "page_size", b"page_size", "phase", b"phase", "preemptions", b"preemptions", "prefill", b"prefill", "prefilling", b"prefilling", "queued", b"queued", "ready", b"ready", "refused", b"refused", "reserve_ratio", b"reserve_ratio", "running", b"running", "steps", b"steps", "strategy", b"strategy", "streams", b"streams", "tp", b"tp", "uptime_s", b"uptime_s", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class StreamStatus(_message.Message):
+    """A microbatch, or a replica of DP."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
+    OWNERS_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    stream: _builtins.int
+    running: _builtins.int
+    """rows of its steps"""
+    steps: _builtins.int
+    @_builtins.property
+    def roots(self) -> _containers.RepeatedCompositeFieldContainer[Global___Root]:
+        """in the order of layers; none where all nodes share every layer"""
+
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """nodes that keep KV of its requests"""
+
+    def __init__(
+        self,
+        *,
+        stream: _builtins.int = ...,
+        roots: _abc.Iterable[Global___Root] | None = ...,
+        owners: _abc.Iterable[_builtins.int] | None = ...,
+        running: _builtins.int = ...,
+        steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owners", b"owners", "roots", b"roots", "running", b"running", "steps", b"steps", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamStatus: _TypeAlias = StreamStatus  # noqa: Y015
+
+@_typing.final
+class Root(_message.Message):
+    """Node `node` roots layers [layer_start, layer_stop) of a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    LAYER_START_FIELD_NUMBER: _builtins.int
+    LAYER_STOP_FIELD_NUMBER: _builtins.int
+    node: _builtins.int
+    layer_start: _builtins.int
+    layer_stop: _builtins.int
+    def __init__(
+        self,
+        *,
+        node: _builtins.int = ...,
+        layer_start: _builtins.int = ...,
+        layer_stop: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer_start", b"layer_start", "layer_stop", b"layer_stop", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Root: _TypeAlias = Root  # noqa: Y015
 
 @_typing.final
 class NodeStatus(_message.Message):
@@ -130,10 +216,6 @@ class NodeStatus(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
-    LAYER_START_FIELD_NUMBER: _builtins.int
-    LAYER_STOP_FIELD_NUMBER: _builtins.int
-    EMBEDDING_FIELD_NUMBER: _builtins.int
-    HEAD_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
@@ -142,12 +224,8 @@ class NodeStatus(_message.Message):
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     STEP_S_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     node: _builtins.int
-    layer_start: _builtins.int
-    """block this node roots"""
-    layer_stop: _builtins.int
-    embedding: _builtins.bool
-    head: _builtins.bool
     weight_bytes: _builtins.int
     """one rank"""
     kv_bytes: _builtins.int
@@ -159,7 +237,7 @@ class NodeStatus(_message.Message):
     kv_tokens: _builtins.int
     """written by running requests"""
     requests: _builtins.int
-    """owned, running or on their way"""
+    """with KV here, running or on their way"""
     step_s: _builtins.float
     """median of recent steps on this node"""
     @_builtins.property
@@ -168,16 +246,16 @@ class NodeStatus(_message.Message):
 
     @_builtins.property
     def progress(self) -> _common_pb2.Progress: ...
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Block]:
+        """none: attention only"""
+
     def __init__(
         self,
         *,
         node: _builtins.int = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         progress: _common_pb2.Progress | None = ...,
-        layer_start: _builtins.int = ...,
-        layer_stop: _builtins.int = ...,
-        embedding: _builtins.bool = ...,
-        head: _builtins.bool = ...,
         weight_bytes: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
         pages: _builtins.int = ...,
@@ -186,10 +264,11 @@ class NodeStatus(_message.Message):
         kv_tokens: _builtins.int = ...,
         requests: _builtins.int = ...,
         step_s: _builtins.float = ...,
+        blocks: _abc.Iterable[_common_pb2.Block] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "capacity_tokens", b"capacity_tokens", "embedding", b"embedding", "head", b"head", "kv_bytes", b"kv_bytes", "kv_tokens", b"kv_tokens", "layer_start", b"layer_start", "layer_stop", b"layer_stop", "node", b"node", "pages", b"pages", "progress", b"progress", "requests", b"requests", "step_s", b"step_s", "used_pages", b"used_pages", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "blocks", b"blocks", "capacity_tokens", b"capacity_tokens", "kv_bytes", b"kv_bytes", "kv_tokens", b"kv_tokens", "node", b"node", "pages", b"pages", "progress", b"progress", "requests", b"requests", "step_s", b"step_s", "used_pages", b"used_pages", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from tknp.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -26,25 +28,21 @@ class RootDescription(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     TP_RANK_FIELD_NUMBER: _builtins.int
-    LAYER_START_FIELD_NUMBER: _builtins.int
-    LAYER_STOP_FIELD_NUMBER: _builtins.int
-    EMBEDDING_FIELD_NUMBER: _builtins.int
-    HEAD_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     node: _builtins.int
     tp_rank: _builtins.int
-    layer_start: _builtins.int
-    layer_stop: _builtins.int
-    embedding: _builtins.bool
-    head: _builtins.bool
     samples: _builtins.bool
+    """the tokens of at least one stream"""
     weight_bytes: _builtins.int
     @_builtins.property
     def compatibility(self) -> _common_pb2.Compatibility: ...
     @_builtins.property
     def progress(self) -> _common_pb2.Progress: ...
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Block]: ...
     def __init__(
         self,
         *,
@@ -53,16 +51,13 @@ class RootDescription(_message.Message):
         epoch: _builtins.int = ...,
         node: _builtins.int = ...,
         tp_rank: _builtins.int = ...,
-        layer_start: _builtins.int = ...,
-        layer_stop: _builtins.int = ...,
-        embedding: _builtins.bool = ...,
-        head: _builtins.bool = ...,
         samples: _builtins.bool = ...,
         weight_bytes: _builtins.int = ...,
+        blocks: _abc.Iterable[_common_pb2.Block] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "embedding", b"embedding", "epoch", b"epoch", "head", b"head", "layer_start", b"layer_start", "layer_stop", b"layer_stop", "node", b"node", "progress", b"progress", "samples", b"samples", "tp_rank", b"tp_rank", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "compatibility", b"compatibility", "epoch", b"epoch", "node", b"node", "progress", b"progress", "samples", b"samples", "tp_rank", b"tp_rank", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

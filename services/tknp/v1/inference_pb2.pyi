@@ -73,6 +73,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unset: chosen by the server"""
     text: _builtins.str
@@ -82,6 +83,11 @@ class GenerateRequest(_message.Message):
     """higher goes first; equal ones in order of arrival"""
     timeout_s: _builtins.float
     """DEADLINE_EXCEEDED unless done by then; 0: only the call's own deadline"""
+    generated_token_ids: _builtins.bytes
+    """What an earlier attempt at this request generated, packed as above; with a seed that is set the
+    stream goes on as that one would have. These count as output for every limit and penalty, and
+    are not streamed again.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat:
         """rendered by the checkpoint's own template"""
@@ -103,10 +109,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int = ...,
         timeout_s: _builtins.float = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
+        generated_token_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout_s", b"timeout_s", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "generated_token_ids", b"generated_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout_s", b"timeout_s", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -185,16 +192,19 @@ class Finish(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
-    OWNER_FIELD_NUMBER: _builtins.int
+    OWNERS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
-    owner: _builtins.int
-    """node that held the KV"""
+    """generated_token_ids of the request among them"""
     stop: _builtins.str
     """the stop string that ended it"""
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """nodes that held the KV"""
+
     @_builtins.property
     def timings(self) -> Global___Timings: ...
     def __init__(
@@ -203,13 +213,13 @@ class Finish(_message.Message):
         reason: _common_pb2.FinishReason.ValueType = ...,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
-        owner: _builtins.int = ...,
+        owners: _abc.Iterable[_builtins.int] | None = ...,
         timings: Global___Timings | None = ...,
         stop: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "owner", b"owner", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "stop", b"stop", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "owners", b"owners", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "stop", b"stop", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

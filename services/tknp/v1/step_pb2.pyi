@@ -21,8 +21,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Step(_message.Message):
-    """What changes between two decode steps of one stream. Every rank applies the same deltas and
-    derives the same rows from them: owner-major, and by slot within an owner.
+    """What changes between two decode steps of one stream: requests end, then grow, then join. Every
+    rank applies the same deltas and derives the same rows from them: owner-major, and by slot within
+    an owner; those of several owners last. One call carries the steps of all streams of a node.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -32,16 +33,19 @@ class Step(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
     ADMITS_FIELD_NUMBER: _builtins.int
+    GROWS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     stream: _builtins.int
     step: _builtins.int
     """numbered without gaps from 0; at most two in flight"""
     @_builtins.property
     def ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """slots that leave before this step, applied before admits"""
+        """slots that leave before this step"""
 
     @_builtins.property
     def admits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Admit]: ...
+    @_builtins.property
+    def grows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grow]: ...
     def __init__(
         self,
         *,
@@ -50,14 +54,113 @@ class Step(_message.Message):
         step: _builtins.int = ...,
         ends: _abc.Iterable[_builtins.int] | None = ...,
         admits: _abc.Iterable[Global___Admit] | None = ...,
+        grows: _abc.Iterable[Global___Grow] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admits", b"admits", "ends", b"ends", "epoch", b"epoch", "step", b"step", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admits", b"admits", "ends", b"ends", "epoch", b"epoch", "grows", b"grows", "step", b"step", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Step: _TypeAlias = Step  # noqa: Y015
+
+@_typing.final
+class Shares(_message.Message):
+    """Which token of a request is kept where: the prompt contiguously, in spans of whole `unit`s that
+    are as equal as these allow; generated tokens from `phases[i].start` on in turns of `interleave`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNERS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    INTERLEAVE_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    prompt: _builtins.int
+    """tokens"""
+    interleave: _builtins.int
+    unit: _builtins.int
+    """tokens of a page"""
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """nodes"""
+
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SharesPhase]: ...
+    def __init__(
+        self,
+        *,
+        owners: _abc.Iterable[_builtins.int] | None = ...,
+        prompt: _builtins.int = ...,
+        interleave: _builtins.int = ...,
+        phases: _abc.Iterable[Global___SharesPhase] | None = ...,
+        unit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interleave", b"interleave", "owners", b"owners", "phases", b"phases", "prompt", b"prompt", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Shares: _TypeAlias = Shares  # noqa: Y015
+
+@_typing.final
+class SharesPhase(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """position"""
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """indices of owners"""
+
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        shards: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharesPhase: _TypeAlias = SharesPhase  # noqa: Y015
+
+@_typing.final
+class Grow(_message.Message):
+    """A running request is divided by `shares` from this step on; what is stored stays where it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    @_builtins.property
+    def shares(self) -> Global___Shares: ...
+    @_builtins.property
+    def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """all that a node holds; filled in by its TP rank 0"""
+
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int = ...,
+        shares: Global___Shares | None = ...,
+        pages: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shares", b"shares"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pages", b"pages", "shares", b"shares", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grow: _TypeAlias = Grow  # noqa: Y015
 
 @_typing.final
 class Admit(_message.Message):
@@ -65,7 +168,7 @@ class Admit(_message.Message):
 
     SLOT_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
-    OWNER_FIELD_NUMBER: _builtins.int
+    OWNERS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
@@ -73,9 +176,8 @@ class Admit(_message.Message):
     GENERATED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     GENERATED_COUNT_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
-    owner: _builtins.int
-    """node"""
     position: _builtins.int
     """of `token`: its KV is appended here"""
     token: _builtins.int
@@ -88,17 +190,25 @@ class Admit(_message.Message):
     @_builtins.property
     def key(self) -> _common_pb2.RequestKey: ...
     @_builtins.property
+    def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """nodes that keep its KV"""
+
+    @_builtins.property
     def sampling(self) -> _common_pb2.Sampling: ...
     @_builtins.property
     def pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """filled in by the owner's TP rank 0"""
+        """filled in by the TP rank 0 of each owner, its own"""
+
+    @_builtins.property
+    def shares(self) -> Global___Shares:
+        """of the first owner where they divide layers, each keeping all tokens"""
 
     def __init__(
         self,
         *,
         slot: _builtins.int = ...,
         key: _common_pb2.RequestKey | None = ...,
-        owner: _builtins.int = ...,
+        owners: _abc.Iterable[_builtins.int] | None = ...,
         position: _builtins.int = ...,
         token: _builtins.int = ...,
         sampling: _common_pb2.Sampling | None = ...,
@@ -106,10 +216,11 @@ class Admit(_message.Message):
         generated_token_ids: _builtins.bytes = ...,
         generated_count: _builtins.int = ...,
         pages: _abc.Iterable[_builtins.int] | None = ...,
+        shares: Global___Shares | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "sampling", b"sampling", "shares", b"shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_count", b"generated_count", "generated_token_ids", b"generated_token_ids", "key", b"key", "owner", b"owner", "pages", b"pages", "position", b"position", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "slot", b"slot", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generated_count", b"generated_count", "generated_token_ids", b"generated_token_ids", "key", b"key", "owners", b"owners", "pages", b"pages", "position", b"position", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "shares", b"shares", "slot", b"slot", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

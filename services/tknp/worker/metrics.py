@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tknp.engine.times import parts_of
 from tknp.metrics import table
 from tknp.metrics.instruments import Labels
 from tknp.metrics.registry import Registry
@@ -41,8 +42,7 @@ class RankMetrics:
         return {(self._node, self._rank): value}
 
     def _parts(self) -> dict[Labels, float]:
-        times = self._runtime.times
-        parts = times.parts if times is not None else {}
+        parts = parts_of(self._runtime.times)
         return {(self._node, self._rank, *place): seconds for place, seconds in parts.items()}
 
     def _sent(self) -> dict[Labels, float]:

@@ -1,4 +1,9 @@
-"""What one decode rank consists of: weights, pages, transport and the engine thread."""
+"""What one decode rank consists of: weights, pages, transport and the engine thread.
+
+load     weights of every held block, then pages in what memory is left
+join     the data plane; the engine with a lane for every stream of this rank's node
+submit   steps of all streams, in the order in which they came
+"""
 
 from __future__ import annotations
 
@@ -14,13 +19,15 @@ import torch
 from tknp.engine.backend import choose_backend
 from tknp.engine.batch import Delta
 from tknp.engine.decode import TORCH_DTYPES, DecodeRank, Outcome
+from tknp.engine.lanes import Lanes
+from tknp.engine.recorder import Recorder
 from tknp.engine.thread import EngineThread
 from tknp.engine.times import StepTimes
 from tknp.errors import Unavailable
 from tknp.kv.pages import PagePool
-from tknp.kv.size import page_bytes
 from tknp.kv.storage import KvStorage
 from tknp.layout.rank import Rank
+from tknp.model.dense import BlocksDense, Dense
 from tknp.pool import Pool
 from tknp.rpc.lifecycle import Lifecycle
 from tknp.transfer.factory import make_receiver
@@ -38,11 +45,11 @@ _CLOSE_S = 2.0
 
 
 class DecodeRuntime:
-    """Built by `start`, which blocks; steps run one after another on the engine thread.
+    """Loads, joins and then runs steps, all on the engine thread.
 
     `connect` gives the data plane: torch.distributed in a process of its own, or a hub where ranks
     are threads. `books`: pages of the whole node, at TP rank 0 of a node that owns requests.
-    `submitted`, `stepped`: steps so far. `warm`: set by the first that passed.
+    `submitted`, `stepped`: steps so far, of all streams. `warm`: set by the first that passed.
     """
 
     def __init__(
@@ -60,7 +67,10 @@ class DecodeRuntime:
         self._connect = connect
         self._clock = clock
         self._transport: Transport | None = None
+        self._dense: Dense | None = None
         self._engine: DecodeRank | None = None
+        self._lanes: Lanes | None = None
+        self.recorder = Recorder()
         self.submitted = 0
         self.stepped = 0
         self.warm = asyncio.Event()
@@ -80,9 +90,14 @@ class DecodeRuntime:
         self.life.enter(Phase.PHASE_WARMING)
 
     def submit(self, delta: Delta) -> Future[Outcome]:
-        """Queue one step; at most a few are in flight."""
+        """Queue one step; at most a few of a stream are in flight."""
+        if self._lanes is None:
+            raise Unavailable(f"rank {self.rank} has not joined the data plane yet")
         self.submitted += 1
-        return self._thread.submit(self._step, delta)
+        future = self._lanes.submit(delta)
+        future.add_done_callback(self._stepped)
+        self._thread.submit(self._lanes.run)
+        return future
 
     def passed(self) -> None:
         """A step has passed on this rank and its TP peers: the first one makes it ready."""
@@ -96,9 +111,9 @@ class DecodeRuntime:
         return statistics.median(self._seconds) if self._seconds else 0.0
 
     @property
-    def times(self) -> StepTimes | None:
-        """Where the seconds of steps went; None until the data plane is joined."""
-        return self._engine.times if self._engine is not None else None
+    def times(self) -> tuple[StepTimes, ...]:
+        """Where the seconds of steps went, by stream; empty until the data plane is joined."""
+        return self._engine.times if self._engine is not None else ()
 
     @property
     def sent_bytes(self) -> Traffic:
@@ -127,31 +142,50 @@ class DecodeRuntime:
         self.life.loaded(done_bytes, total_bytes)
 
     def _load(self) -> None:
-        pool, shard = self.pool, self.pool.shard(self.rank)
+        pool, layout, rank = self.pool, self.pool.layout, self.rank
         dtype = TORCH_DTYPES[pool.config.dtype]
-        with allocating("weights", pool.weight_bytes(self.rank.node), self.device):
-            weights = pool.checkpoint.load(shard, dtype, self.device, self._loaded)
         self.backend = choose_backend(
-            shard, page_size=pool.page_size, max_positions=pool.max_model_len + 1,
+            layout.heads(rank), page_size=pool.page_size, max_positions=pool.max_model_len + 1,
             dtype=dtype, device=self.device,
         )  # fmt: skip
-        self._dense = self.backend.dense(weights) if len(shard.layers) else None
+        with allocating("weights", pool.weight_bytes(rank.node), self.device):
+            self._dense = self._load_blocks(dtype)
         measured = measured_kv_bytes(self.device)
-        pages = pool.pages(self.rank.node, measured)
-        if pages:
-            page = page_bytes(shard.config, pool.config.dtype, pool.layout.tp, pool.page_size)
-            with allocating(f"{pages} KV pages", pages * page, self.device):
-                self.storage = KvStorage(
-                    shard.config.layers, pages, len(shard.kv_heads), pool.page_size,
-                    shard.config.head_dim, dtype, self.device,
-                )  # fmt: skip
-            self.pages = pages
-            self.receiver = make_receiver(
-                pool.config.kv_transfer, self.storage, range(shard.config.layers),
-                shard.kv_heads, self.windows,
+        pages = pool.pages(rank.node, measured)
+        if not pages:
+            return
+        layers, heads = layout.kv_layers(rank), layout.kv_heads(rank)
+        with allocating(f"{pages} KV pages", pages * pool.page_bytes(rank.node), self.device):
+            self.storage = KvStorage(
+                len(layers), pages, len(heads), pool.page_size, layout.config.head_dim, dtype,
+                self.device,
             )  # fmt: skip
-            if self.rank.t == 0:
-                self.books = PagePool(pages, pool.page_size, self._clock)
+        if pool.config.synthetic_kv:
+            self.storage.fill(seed=rank.index(layout.tp))
+        self.pages = pages
+        self.receiver = make_receiver(
+            pool.config.kv_transfer, self.storage, layers, heads, self.windows
+        )
+        if rank.t == 0:
+            self.books = PagePool(pages, pool.page_size, self._clock)
+
+    def _load_blocks(self, dtype: torch.dtype) -> Dense | None:
+        """Read one block after another, each packed before the next; None where there is none."""
+        shards = self.pool.layout.shards(self.rank)
+        parts: list[Dense] = []
+        loaded = 0
+        for index, shard in enumerate(shards):
+            left = len(shards) - index
+
+            def progress(done: int, total: int, before: int = loaded, left: int = left) -> None:
+                self._loaded(before + done, before + left * total)  # blocks are about equal
+
+            weights = self.pool.checkpoint.load(shard, dtype, self.device, progress)
+            parts.append(self.backend.dense(weights))
+            loaded += weights.size_bytes
+        if len(parts) > 1:
+            return BlocksDense(shards, parts)
+        return parts[0] if parts else None
 
     def _join(self) -> None:
         pool = self.pool
@@ -161,13 +195,15 @@ class DecodeRuntime:
             pool.layout, self.rank, self._transport,
             dense=self._dense, attention=attention, storage=self.storage,
             epoch=pool.config.epoch, max_batch=pool.config.max_batch, device=self.device,
+            recorder=self.recorder,
         )  # fmt: skip
+        self._lanes = Lanes(self._engine, self.device)
 
-    def _step(self, delta: Delta) -> Outcome:
-        if self._engine is None:
-            raise RuntimeError("a step came before the data plane was joined")
-        outcome = self._engine.step(delta)
+    def _stepped(self, step: Future[Outcome]) -> None:
+        """On the engine thread, as soon as a step is over."""
+        if step.cancelled() or step.exception() is not None:
+            return
         self.stepped += 1
-        self._seconds.append(outcome.seconds)
-        self.metrics.steps.observe(outcome.seconds)
-        return outcome
+        seconds = step.result().seconds
+        self._seconds.append(seconds)
+        self.metrics.steps.observe(seconds)

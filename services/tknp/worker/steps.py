@@ -1,12 +1,15 @@
-"""Steps of one rank: from the coordinator (or TP rank 0) to the engine, results back, in order.
+"""Steps of one rank: from the coordinator (or TP rank 0) to the engine, results back.
 
     coordinator --Step--> TP rank 0 --engine
                              |  \\--Step, pages filled in--> other TP ranks --engine
                              <----------- StepResult ------------/
 
-TP rank 0 knows the pages of its requests, adds them to the admits that its node owns, and frees
-the pages of ended requests once every TP rank of the node has finished a step without them. A step
-whose result carries an error is the last one. A stream that ends while requests run, anybody's,
+One call carries the steps of every stream of the node. Each stream's results come in the order of
+its steps; streams do not wait for each other.
+
+TP rank 0 knows the pages of its requests, adds them to what its node is an owner of, and frees the
+pages of ended requests once every TP rank of the node has finished a step without them. A step
+whose result carries an error is the last one. A call that ends while requests run, anybody's,
 means that the coordinator is gone: the pool's state is lost with it, so every rank fails and is
 started anew.
 """
@@ -17,24 +20,20 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from grpc import aio
 
-from tknp.engine.batch import Admit, Delta
+from tknp.engine.batch import Admit, Delta, Grow
 from tknp.engine.decode import Outcome
 from tknp.errors import ProtocolError
 from tknp.kv.holding import Key
+from tknp.kv.pages import PagePool
 from tknp.rpc.convert import delta_from, delta_to, token_to
-from tknp.rpc.outbox import Outbox
 from tknp.v1.attention_owner_pb2_grpc import AttentionOwnerStub
 from tknp.v1.decode_root_pb2_grpc import DecodeRootStub
 from tknp.v1.step_pb2 import Step, StepResult
+from tknp.worker.relay import Relay
 from tknp.worker.runtime import DecodeRuntime
-
-if TYPE_CHECKING:
-    from tknp.v1.attention_owner_pb2_grpc import AttentionOwnerAsyncStub
-    from tknp.v1.decode_root_pb2_grpc import DecodeRootAsyncStub
 
 _IN_FLIGHT = 8
 
@@ -46,55 +45,58 @@ class _Pending:
     ended: list[Key]
 
 
-class _Relay:
-    """The stream of steps to one other TP rank."""
-
-    def __init__(self, stub: DecodeRootAsyncStub | AttentionOwnerAsyncStub) -> None:
-        self.steps: Outbox[Step] = Outbox()
-        self._call = stub.Run(self.steps)
-        self.results = aiter(self._call)
-
-    def close(self, lost: bool) -> None:
-        """No more steps. `lost`: not because they were over, which the other rank has to know."""
-        self.steps.close()
-        if lost:
-            self._call.cancel()
-
-
 class StepServer:
     """Serves Run on one rank. `siblings`: channels to the other TP ranks, on TP rank 0 only."""
 
     def __init__(self, runtime: DecodeRuntime, siblings: Sequence[aio.Channel]) -> None:
         self._runtime = runtime
-        root = not runtime.pool.layout.blocks[runtime.rank.node].empty
+        layout, self._node = runtime.pool.layout, runtime.rank.node
+        self._streams = [s for s in range(layout.streams) if self._node in layout.members(s)]
+        self._divides_tokens = layout.divides == "tokens"
+        root = bool(layout.held[self._node])
         self._siblings = [DecodeRootStub(c) if root else AttentionOwnerStub(c) for c in siblings]
-        self._owned: dict[int, Key] = {}
-        self._running: set[int] = set()
+        self._running: dict[tuple[int, int], Admit] = {}  # by stream and slot
         self._busy = False
 
     async def run(self, steps: AsyncIterator[Step]) -> AsyncIterator[StepResult]:
-        """Results of `steps`, one each, in order."""
+        """Results of `steps`, one each, in the order of each stream."""
         if self._busy:
             raise ProtocolError("another coordinator is running this rank's steps")
         self._busy = True
-        relays = [_Relay(stub) for stub in self._siblings]
-        queue: asyncio.Queue[_Pending | None] = asyncio.Queue()
-        reader = asyncio.create_task(self._read(steps, relays, queue))
+        relays = [
+            Relay(stub, self._streams, self._node, t)
+            for t, stub in enumerate(self._siblings, start=1)
+        ]
+        results: asyncio.Queue[StepResult | Exception | None] = asyncio.Queue()
+        queues: dict[int, asyncio.Queue[_Pending | None]] = {
+            stream: asyncio.Queue() for stream in self._streams
+        }
+        tasks = [asyncio.create_task(self._read(steps, relays, queues, results))]
+        tasks += [
+            asyncio.create_task(self._finish_all(queue, relays, results))
+            for queue in queues.values()
+        ]
+        left = len(tasks)
         try:
-            while (pending := await queue.get()) is not None:
-                result = await self._finish(pending, relays)
-                if not result.error:
-                    self._runtime.passed()
-                yield result
-                if result.error:
-                    self._runtime.fail(result.error)
-                    return
-            await reader
+            while left:
+                result = await results.get()
+                if result is None:
+                    left -= 1
+                elif isinstance(result, Exception):
+                    raise result
+                else:
+                    if not result.error:
+                        self._runtime.passed()
+                    yield result
+                    if result.error:
+                        self._runtime.fail(result.error)
+                        return
         except Exception as error:
             self._runtime.fail(f"rank {self._runtime.rank} can't take steps: {error}")
             raise
         finally:
-            reader.cancel()
+            for task in tasks:
+                task.cancel()
             for relay in relays:
                 relay.close(lost=bool(self._running))
             self._busy = False
@@ -104,36 +106,75 @@ class StepServer:
     async def _read(
         self,
         steps: AsyncIterator[Step],
-        relays: Sequence[_Relay],
-        queue: asyncio.Queue[_Pending | None],
+        relays: Sequence[Relay],
+        queues: dict[int, asyncio.Queue[_Pending | None]],
+        results: asyncio.Queue[StepResult | Exception | None],
     ) -> None:
         try:
             async for message in steps:
+                queue = queues.get(message.stream)
+                if queue is None:
+                    raise ProtocolError(
+                        f"node {self._node} takes no part in stream {message.stream}"
+                    )
                 if queue.qsize() >= _IN_FLIGHT:
                     raise ProtocolError(f"more than {_IN_FLIGHT} steps are in flight")
-                delta = delta_from(message)
-                self._running.difference_update(delta.ends)
-                self._running.update(admit.slot for admit in delta.admits)
-                ended = [self._owned.pop(s) for s in delta.ends if s in self._owned]
-                delta = replace(delta, admits=tuple(map(self._with_pages, delta.admits)))
+                delta, ended = self._own(delta_from(message))
                 outcome = self._runtime.submit(delta)
                 for relay in relays:
                     relay.steps.put(delta_to(delta))
                 queue.put_nowait(_Pending(delta, outcome, ended))
+        except Exception as error:
+            results.put_nowait(error)
         finally:
-            queue.put_nowait(None)
+            results.put_nowait(None)
+            for queue in queues.values():
+                queue.put_nowait(None)
+
+    async def _finish_all(
+        self,
+        queue: asyncio.Queue[_Pending | None],
+        relays: Sequence[Relay],
+        results: asyncio.Queue[StepResult | Exception | None],
+    ) -> None:
+        """Finish the steps of one stream, one after another."""
+        try:
+            while (pending := await queue.get()) is not None:
+                results.put_nowait(await self._finish(pending, relays))
+        except Exception as error:
+            results.put_nowait(error)
+        finally:
+            results.put_nowait(None)
+
+    def _own(self, delta: Delta) -> tuple[Delta, list[Key]]:
+        """`delta` with the pages of this node, and the keys whose pages it lets go."""
+        stream = delta.stream
+        ended = [(stream, slot) for slot in delta.ends]
+        keys = [self._running.pop(place).key for place in ended if place in self._running]
+        for admit in delta.admits:
+            self._running[stream, admit.slot] = admit
+        return replace(
+            delta,
+            grows=tuple(self._with_more_pages(stream, grow) for grow in delta.grows),
+            admits=tuple(map(self._with_pages, delta.admits)),
+        ), keys
 
     def _with_pages(self, admit: Admit) -> Admit:
-        if admit.owner != self._runtime.rank.node:
+        books = self._runtime.books  # none beside TP rank 0, which has filled the pages in
+        if books is None or self._node not in admit.owners:
             return admit
-        self._owned[admit.slot] = admit.key
-        books = self._runtime.books
-        if books is None:  # TP rank 0 has filled them in
-            return admit
-        books.admit(admit.key)
-        return replace(admit, pages=books.holding(admit.key).pages)
+        return replace(admit, pages=_admitted(books, admit.key))
 
-    async def _finish(self, pending: _Pending, relays: Sequence[_Relay]) -> StepResult:
+    def _with_more_pages(self, stream: int, grow: Grow) -> Grow:
+        books, admit = self._runtime.books, self._running.get((stream, grow.slot))
+        if books is None or admit is None:  # the engine refuses a slot that doesn't run
+            return grow
+        owners = grow.shares.owners if self._divides_tokens else admit.owners
+        if self._node not in owners:
+            return grow
+        return replace(grow, pages=_admitted(books, admit.key))
+
+    async def _finish(self, pending: _Pending, relays: Sequence[Relay]) -> StepResult:
         delta = pending.delta
         result = StepResult(epoch=delta.epoch, stream=delta.stream, step=delta.step)
         try:
@@ -142,15 +183,18 @@ class StepServer:
         except Exception as error:
             result.error = f"rank {self._runtime.rank}, step {delta.step}: {error}"
             return result
-        for t, relay in enumerate(relays, start=1):
-            try:
-                result.error = result.error or (await anext(relay.results)).error
-            except (aio.AioRpcError, StopAsyncIteration):
-                result.error = f"TP rank {t} of node {self._runtime.rank.node} ended its steps"
+        for relay in relays:
+            result.error = result.error or await relay.error(delta.stream)
         if self._runtime.books is not None and not result.error:
             for key in pending.ended:
                 self._runtime.books.release(key)
         return result
+
+
+def _admitted(books: PagePool, key: Key) -> tuple[int, ...]:
+    """The pages of `key`, which runs from now on if it did not before."""
+    books.admit(key)
+    return books.holding(key).pages
 
 
 def _fill(result: StepResult, outcome: Outcome) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tknp.attention.merge import merge
+from tknp.attention.merge import merge, merge_columns, weighted
 
 HEADS, HEAD_DIM = 3, 8
 NAN, INF = float("nan"), float("inf")
@@ -90,3 +90,33 @@ def test_sixteen_bit_parts_are_summed_in_float32() -> None:
     assert out.dtype == torch.bfloat16
     assert out.item() == 1.0
     assert lse.item() == pytest.approx(torch.tensor(512.0).log().item())
+
+
+@pytest.mark.parametrize("columns", [range(24), range(8, 16), range(6, 19), range(3, 5), range(0)])
+def test_columns_merge_as_the_whole_row_does(columns: range) -> None:
+    scores, values = problem(13)
+    parts = [attend(scores[..., a:b], values[:, :, a:b]) for a, b in ((0, 4), (4, 4), (4, 13))]
+    whole, _ = merge(torch.stack([o for o, _ in parts]), torch.stack([x for _, x in parts]))
+    heads = slice(columns.start // HEAD_DIM, -(-columns.stop // HEAD_DIM))
+    here = slice(columns.start, columns.stop)
+    merged = merge_columns(
+        [o.flatten(1)[:, here] for o, _ in parts],
+        [x[:, heads] for _, x in parts],
+        columns,
+        HEAD_DIM,
+    )
+    assert torch.equal(merged, whole.flatten(1)[:, here])
+
+
+def test_weighted_parts_sum_to_the_merged_row() -> None:
+    scores, values = problem(13)
+    parts = [attend(scores[..., a:b], values[:, :, a:b]) for a, b in ((0, 4), (4, 4), (4, 13))]
+    lses = [lse for _, lse in parts]
+    total = sum(weighted(out.flatten(1), lses, i) for i, (out, _) in enumerate(parts))
+    whole, _ = merge(torch.stack([o for o, _ in parts]), torch.stack(lses))
+    torch.testing.assert_close(total, whole.flatten(1), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_parts_that_are_all_empty_are_zero() -> None:
+    empty = torch.full((2, HEADS), -torch.inf)
+    assert not weighted(torch.zeros(2, HEADS * HEAD_DIM), [empty, empty], 1).any()

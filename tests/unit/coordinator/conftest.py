@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tknp.coordinator.division import Division
 from tknp.coordinator.limits import Limits
 from tknp.coordinator.request import Request
 from tknp.kv.holding import Key
@@ -16,14 +17,22 @@ from tknp.sampling.params import SamplingParams
 
 @pytest.fixture(scope="session")
 def make_limits() -> Callable[..., Limits]:
-    """`make_limits(pages=(8, 8), ...)`: pages of 4 tokens, roomy otherwise; id 0 is EOS."""
+    """`make_limits(pages=(8, 8), ...)`: pages of 4 tokens, roomy otherwise; id 0 is EOS.
 
-    def make(**values: Any) -> Limits:
+    One stream over all nodes, one owner a request, unless `streams`, `width`, `together`, `divides`
+    or `interleave` say otherwise.
+    """
+
+    def make(pages: tuple[int, ...] = (8, 8), **values: Any) -> Limits:
+        division: dict[str, Any] = {"streams": (tuple(range(len(pages))),)}
+        for name in ("streams", "width", "together", "divides", "interleave"):
+            if name in values:
+                division[name] = values.pop(name)
         usual: dict[str, Any] = {
-            "pages": (8, 8), "page_size": 4, "max_batch": 8, "max_queue": 16,
+            "division": Division(4, **division), "max_batch": 8, "max_queue": 16,
             "max_model_len": 1000, "max_prompt_tokens": 1000, "eos_ids": frozenset({0}),
         }  # fmt: skip
-        return Limits(**{**usual, **values})
+        return Limits(pages, **{**usual, **values})
 
     return make
 

@@ -29,7 +29,13 @@ def test_unset_max_tokens_takes_what_is_left(make_limits: MakeLimits) -> None:
         ({}, 12, 21, "max_tokens", rf"=21: at most 20 after a prompt of 12 tokens: {KV}"),
         ({"max_model_len": 20}, 20, 1, "prompt", rf"at most 19, and one of output: {CONTEXT}"),
         ({"max_model_len": 20}, 19, 2, "max_tokens", rf"at most 1 after .*: {CONTEXT}"),
-        ({"max_prompt_tokens": 9}, 10, 1, "prompt", r"at most 9: the KV of a prefill replica"),
+        (
+            {"max_prompt_tokens": 9},
+            10,
+            1,
+            "prompt",
+            r"at most 9, .*the KV of a prefill replica holds 9",
+        ),
         # The largest node counts: nobody could take the request on the smaller one alone.
         ({"pages": (2, 5)}, 20, 1, "prompt", r"at most 19, .*one node hold 20 tokens"),
     ],

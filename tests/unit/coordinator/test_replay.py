@@ -53,7 +53,7 @@ def drive(scheduler: Scheduler, make_request: MakeRequest, seed: int) -> None:
             launched.append(delta.step)
         if launched:
             step = launched.pop(0)
-            slots = list(scheduler._in_flight[step])
+            slots = list(scheduler.streams[0].in_flight[step])
             scheduler.tokens(step, slots, [dice.choice([0, 7, SECRET, None]) for _ in slots])
             scheduler.finished(step)
 
@@ -127,7 +127,7 @@ def test_a_line_cut_short_by_a_crash_is_left_out(recording: Callable[[int], Path
 def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_text(text)
-    with pytest.raises(InvalidValue, match="not a recording of format 1"):
+    with pytest.raises(InvalidValue, match="not a recording of format 2"):
         replay(path)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tknp.coordinator.limits import Limits
-from tknp.coordinator.request import Request, Stage
+from tknp.coordinator.request import Pin, Request, Stage
 from tknp.coordinator.scheduler import Scheduler
 from tknp.engine.batch import Delta
 from tknp.errors import CapacityError, ProtocolError
@@ -53,7 +53,7 @@ def test_two_steps_are_in_flight_and_no_more(
 
 def test_held_requests_join_in_one_step(make_limits: MakeLimits, make_request: MakeRequest) -> None:
     scheduler = Scheduler(make_limits(hold_until=2), epoch=1)
-    first, second, warm_up = make_request(), make_request(), make_request(pinned=0)
+    first, second, warm_up = make_request(), make_request(), make_request(pinned=Pin(0, 0))
     admit_all(scheduler, [first])
     assert scheduler.delta() is None
     admit_all(scheduler, [warm_up])
@@ -179,7 +179,7 @@ def test_the_owner_is_the_node_with_the_lowest_load_that_fits(
     requests = [make_request(12, 4), make_request(20, 4), make_request(8, 4), make_request(4, 4)]
     for request in requests:
         scheduler.submit(request)
-    assert [r.owner for r in scheduler.place()] == [0, 1, 2, 2]
+    assert [r.owners for r in scheduler.place()] == [(0,), (1,), (2,), (2,)]
     assert [scheduler.owned_requests(node) for node in range(3)] == [1, 1, 2]
 
 
@@ -187,10 +187,10 @@ def test_a_pinned_request_waits_for_its_node(
     make_limits: MakeLimits, make_request: MakeRequest
 ) -> None:
     scheduler = Scheduler(make_limits(pages=(2, 2)), epoch=1)
-    for request in (make_request(3, 5, pinned=1), make_request(3, 5, pinned=1)):
+    for request in (make_request(3, 5, pinned=Pin(0, 1)), make_request(3, 5, pinned=Pin(0, 1))):
         scheduler.submit(request)
     (placed,) = scheduler.place()
-    assert placed.owner == 1
+    assert placed.owners == (1,)
 
 
 def test_withheld_pages_are_not_given(make_limits: MakeLimits, make_request: MakeRequest) -> None:

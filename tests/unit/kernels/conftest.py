@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -33,8 +34,10 @@ def threads() -> Iterator[Callable[[int], None]]:
 def random_weights() -> Callable[..., ShardWeights]:
     """Weights of one rank, the same values in any dtype."""
 
-    def make(config: ModelConfig, dtype: torch.dtype, tp: int = 1, rank: int = 0) -> ShardWeights:
-        shard = Shard(config, 0, config.layers, embedding=True, head=True, tp=tp, tp_rank=rank)
+    def make(
+        config: ModelConfig, dtype: torch.dtype, tp: int = 1, rank: int = 0, **cut: Any
+    ) -> ShardWeights:
+        shard = Shard(config, 0, config.layers, True, True, tp, rank, **cut)
         generator = torch.Generator().manual_seed(rank)
 
         def random(*shape: int) -> Tensor:
@@ -45,8 +48,8 @@ def random_weights() -> Callable[..., ShardWeights]:
         layers = {
             layer: LayerWeights(
                 input_norm=random(d) + 1,
-                qkv=random(shard.qkv_width, d),
-                output=random(d, shard.q_width),
+                qkv=random(shard.projected_width, d),
+                output=random(d, len(shard.output_columns)),
                 mlp_norm=random(d) + 1,
                 gate_up=random(2 * f, d),
                 down=random(d, f),

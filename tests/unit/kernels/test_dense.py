@@ -1,6 +1,7 @@
 """KernelDense against TorchDense in float32 on the same weights."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,6 +92,23 @@ def test_tensor_parallel_slices(random_weights, rank) -> None:
         kernels.finish(0, x, torch.zeros(9, 32, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("projected", ["attention", "dense"])
+def test_dense_work_spread_over_nodes(random_weights, projected) -> None:
+    config = ModelConfig(101, 64, 96, 1, 4, 2, 16, 512)
+    cut = {"tp": 2, "rank": 1, "dense_tp": 6, "dense_rank": 5, "projected": projected}
+    kernels = KernelDense(random_weights(config, torch.bfloat16, **cut))
+    twin = TorchDense(random_weights(config, torch.float32, **cut))
+    x = torch.randn(9, config.hidden_size)
+    attention = torch.randn(9, len(kernels.shard.output_columns)).to(torch.bfloat16)
+    assert attention.shape[1] == 10  # the last of three parts of 32 columns
+    close(kernels.project(0, x), twin.project(0, x))
+    close(kernels.output(0, attention), twin.output(0, attention.float()))
+    close(kernels.mlp(0, x), twin.mlp(0, x))
+    assert torch.equal(kernels.embed(torch.arange(101)), twin.embed(torch.arange(101)))
+    with pytest.raises(InvalidValue, match="dense_tp=6"):
+        kernels.finish(0, x, attention)
+
+
 def test_a_nan_stays_in_its_row(random_weights) -> None:
     dense = KernelDense(random_weights(SMALL, torch.bfloat16))
     x = torch.randn(5, SMALL.hidden_size)
@@ -117,6 +135,9 @@ def test_calls_from_several_threads(random_weights) -> None:
 
 
 def test_what_the_kernels_do_not_take(random_weights) -> None:
+    nemotron = replace(SMALL, family="nemotron")
+    with pytest.raises(InvalidValue, match=r"family='nemotron': .*RMSNorm"):
+        KernelDense(random_weights(nemotron, torch.bfloat16))
     with pytest.raises(InvalidValue, match="bfloat16"):
         KernelDense(random_weights(SMALL, torch.float32))
     dense = KernelDense(random_weights(SMALL, torch.bfloat16))

@@ -120,6 +120,23 @@ def test_an_abort_leaves_the_request_its_pages_for_another_writer(pool: PagePool
     assert pool.holding(A).pages == pages
 
 
+def test_pages_that_nobody_will_write_are_live_at_once(pool: PagePool) -> None:
+    pages = pool.reserve(A, 6, LEASE_S)
+    pool.settle(A)
+    assert only(pool, State.LIVE)
+    pool.admit(A)
+    assert pool.extend(A, 4) == (pages[-1] + 1,)
+    pool.release(A)
+    assert only(pool, State.FREE, 0)
+
+
+@pytest.mark.parametrize("state", [State.RECEIVING, State.LIVE])
+def test_pages_that_somebody_writes_or_wrote_are_not_settled(pool: PagePool, state: State) -> None:
+    bring(pool, A, state)
+    with pytest.raises(ProtocolError, match=f"settle: holding .* is {state}"):
+        pool.settle(A)
+
+
 @pytest.mark.parametrize("state", [State.RESERVED, State.LIVE])
 def test_a_late_abort_changes_nothing(pool: PagePool, state: State) -> None:
     bring(pool, A, state)

@@ -20,6 +20,16 @@ def test_starts_as_zeros_of_the_right_shape(dtype: torch.dtype) -> None:
     assert not storage.data.any()
 
 
+def test_filled_pages_differ_and_repeat_by_seed() -> None:
+    filled, again, other = (KvStorage(2, 3, 2, 4, 8, torch.bfloat16) for _ in range(3))
+    for storage, seed in ((filled, 1), (again, 1), (other, 2)):
+        storage.fill(seed)
+    assert torch.equal(filled.data, again.data)
+    assert not torch.equal(filled.data, other.data)
+    assert not torch.equal(*filled.layer(0))
+    assert filled.data.float().std() == pytest.approx(1.0, abs=0.2)
+
+
 def test_layers_are_views() -> None:
     storage = KvStorage(2, 3, 2, 4, 8, torch.float32)
     k, v = storage.layer(1)

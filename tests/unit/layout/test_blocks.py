@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tknp.errors import InvalidValue
-from tknp.layout.blocks import Block, cut
+from tknp.layout.blocks import (
+    ATTENTION_RATIO,
+    Block,
+    cut,
+    cut_pairs,
+    cut_pipeline,
+    cut_time,
+)
 from tknp.model.footprint import Footprint, footprint
 
 
@@ -133,3 +140,62 @@ def test_empty_block_holds_nothing() -> None:
     block = Block(0, 0)
     assert block.empty
     assert block.weight_bytes(Footprint((5, 5), 3, 3)) == 0
+
+
+@given(problems())
+def test_time_cut_has_the_shortest_longest_block(problem: Any) -> None:
+    """Looking up embeddings is free; the head is not."""
+    weights, memories, tied = problem
+    head = weights.head + weights.embedding * tied
+
+    def longest(blocks: tuple[Block, ...]) -> float:
+        per_byte = 1 + ATTENTION_RATIO
+        return max(sum(weights.layers[b.start : b.stop]) * per_byte + head * b.head for b in blocks)
+
+    every = _every_cut(len(weights.layers), len(memories), tied=tied)
+    chosen = cut_time(weights, len(memories), tied=tied)
+    assert chosen in every
+    assert longest(chosen) == min(map(longest, every))
+
+
+@given(problems(), st.integers(200, 900))
+def test_pipeline_cut_holds_the_most_tokens(problem: Any, more: int) -> None:
+    weights, memories, tied = problem
+    memories = [memory + more for memory in memories]
+
+    def tokens(blocks: tuple[Block, ...]) -> int:
+        budgets = _budgets(weights, memories, blocks)
+        return min(
+            budget // len(block.layers) for budget, block in zip(budgets, blocks, strict=True)
+        )
+
+    every = _every_cut(len(weights.layers), len(memories), tied=tied)
+    chosen = cut_pipeline(weights, memories, tied=tied)
+    if min(_budgets(weights, memories, cut(weights, memories, tied=tied))) > 0:
+        assert tokens(chosen) == max(map(tokens, every))
+    else:
+        assert chosen == cut_time(weights, len(memories), tied=tied)
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_pairs_cut_is_within_a_layer_of_the_best(data: st.DataObject) -> None:
+    """Layers of a model are alike but for the first and the last, and endpoints weigh more."""
+    roots, layer = data.draw(st.sampled_from([2, 4])), 10
+    edges = data.draw(st.integers(0, 10))
+    count = data.draw(st.integers(max(roots, 2), 10))
+    layers = (layer + edges, *[layer] * (count - 2), layer + edges)
+    weights = Footprint(layers, data.draw(st.integers(0, 30)), data.draw(st.integers(0, 30)))
+    memories = data.draw(st.lists(st.integers(300, 320), min_size=roots, max_size=roots))
+    tied, half = data.draw(st.booleans()), roots // 2
+
+    def floor(blocks: tuple[Block, ...]) -> int:
+        held = [b.weight_bytes(weights) for b in blocks]
+        return min(
+            min(memories[b], memories[b + half]) - held[b] - held[b + half] for b in range(half)
+        )
+
+    chosen = cut_pairs(weights, memories, tied=tied)
+    every = _every_cut(count, roots, tied=tied)
+    assert chosen in every
+    assert floor(chosen) > max(map(floor, every)) - layer - edges

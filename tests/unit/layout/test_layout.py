@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from tknp.errors import InvalidValue
 from tknp.layout.layout import Layout, NodeSpec, make_layout
 from tknp.layout.rank import Rank
+from tknp.layout.strategy import Strategy
+from tknp.model.footprint import footprint
 
 BOTH = NodeSpec(10**9)
 ROOT_ONLY = NodeSpec(10**9, owner=False)
@@ -22,20 +24,20 @@ OWNER_ONLY = NodeSpec(10**9, root=False)
 @given(data=st.data())
 def test_roots_follow_blocks(data: st.DataObject, steps: Any) -> None:
     layout = data.draw(steps).layout
-    assert len(layout.roots) == layout.config.layers
-    assert list(layout.roots) == sorted(layout.roots)
-    for layer, root in enumerate(layout.roots):
-        assert layer in layout.blocks[root].layers
-    assert layout.first_root == layout.roots[0]
+    assert len(layout.roots(0)) == layout.config.layers
+    assert list(layout.roots(0)) == sorted(layout.roots(0))
+    for layer, root in enumerate(layout.roots(0)):
+        assert layer in layout.held[root][0].layers
+    assert layout.first_root(0) == layout.roots(0)[0]
     tied = layout.config.tied_embeddings
-    assert layout.sampler == (layout.first_root if tied else layout.roots[-1])
+    assert layout.sampler(0) == (layout.first_root(0) if tied else layout.roots(0)[-1])
 
 
 @settings(max_examples=40)
 @given(data=st.data())
 def test_shards_of_a_pool_hold_every_weight_once(data: st.DataObject, steps: Any) -> None:
     layout = data.draw(steps).layout
-    held = [layout.shard(rank) for rank in layout.ranks()]
+    held = [shard for rank in layout.ranks() for shard in layout.shards(rank)]
     for layer in range(layout.config.layers):
         slices = [s for s in held if layer in s.layers]
         assert [s.tp_rank for s in slices] == list(range(layout.tp))
@@ -48,22 +50,24 @@ def test_shards_of_a_pool_hold_every_weight_once(data: st.DataObject, steps: Any
 
 def test_attention_only_node_holds_no_weights(smollm2: Any) -> None:
     layout = make_layout(smollm2, "float32", 1, [OWNER_ONLY, BOTH, BOTH])
-    assert layout.blocks[0].empty
-    assert set(layout.roots) == {1, 2}
-    assert layout.first_root == layout.sampler == 1
-    assert layout.owners == (0, 1, 2)
+    assert layout.held[0] == layout.shards(Rank(0, 0)) == ()
+    assert layout.weight_bytes(Rank(0, 0)) == 0
+    assert layout.heads(Rank(0, 0)).qkv_width == layout.heads(Rank(1, 0)).qkv_width
+    assert set(layout.roots(0)) == {1, 2}
+    assert layout.first_root(0) == layout.sampler(0) == 1
+    assert layout.owners == ((0, 1, 2),)
 
 
 def test_root_only_node_owns_nothing(smollm2: Any) -> None:
     layout = make_layout(smollm2, "float32", 1, [ROOT_ONLY, OWNER_ONLY])
-    assert layout.owners == (1,)
-    assert set(layout.roots) == {0}
+    assert layout.owners == ((1,),)
+    assert set(layout.roots(0)) == {0}
 
 
 def test_pool_of_one_node(smollm2: Any) -> None:
     layout = make_layout(smollm2, "float32", 3, [BOTH])
     assert layout.ranks() == (Rank(0, 0), Rank(0, 1), Rank(0, 2))
-    assert layout.roots == (0,) * 30
+    assert layout.roots(0) == (0,) * 30
     assert layout.item_bytes == 4
     assert replace(layout, dtype="bfloat16").item_bytes == 2
 
@@ -85,7 +89,7 @@ def test_impossible_pools_are_refused(nodes: list[NodeSpec], remedy: str, smollm
 
 def test_more_nodes_than_layers_are_allowed_when_some_only_own(smollm2: Any) -> None:
     layout = make_layout(smollm2, "float32", 1, [BOTH] * 30 + [OWNER_ONLY])
-    assert layout.roots == tuple(range(30))
+    assert layout.roots(0) == tuple(range(30))
 
 
 @pytest.mark.parametrize(("tp", "nearest"), [(2, 1), (4, 3), (0, 1)])
@@ -101,15 +105,21 @@ def test_digest_is_equal_exactly_where_layouts_are(smollm2: Any) -> None:
 
     base = build()
     assert build().digest == base.digest
-    first, second = base.blocks
+    ((first,), (second,)) = base.held
     others = [
         build(dtype="bfloat16"),
         build(tp=3),
-        build(owners=(1,)),
-        build(strategy="other"),
+        build(owners=((1,),)),
+        build(strategy=Strategy.PP),
+        build(width=1),
+        build(interleave=8),
+        build(overlap=2),
+        build(domain_ranks=2),
+        build(inside=True),
+        build(routes=((0,) * 30,)),
         build(config=replace(smollm2, rope_theta=1.0)),
-        build(blocks=(replace(first, stop=12), replace(second, start=12))),
-        build(blocks=(replace(first, head=False), replace(second, head=True))),
+        build(held=((replace(first, stop=12),), (replace(second, start=12),))),
+        build(held=((replace(first, head=False),), (replace(second, head=True),))),
     ]
     assert len({base.digest, *(other.digest for other in others)}) == 1 + len(others)
 
@@ -117,7 +127,7 @@ def test_digest_is_equal_exactly_where_layouts_are(smollm2: Any) -> None:
 def test_layout_is_hashable_also_after_its_derived_values_were_read(smollm2: Any) -> None:
     one, two = (make_layout(smollm2, "float32", 1, [BOTH, BOTH]) for _ in range(2))
     assert one.digest
-    assert one.roots
+    assert one.heads(Rank(0, 0))
     assert one == two
     assert hash(one) == hash(two)
 
@@ -126,3 +136,19 @@ def test_ranks_of_a_layout_are_in_the_order_of_their_index(smollm2: Any) -> None
     ranks = make_layout(smollm2, "float32", 3, [BOTH, BOTH]).ranks()
     assert [rank.index(3) for rank in ranks] == list(range(6))
     assert str(ranks[4]) == "(1, 1)"
+
+
+def test_weights_of_a_pool_weigh_what_the_model_does(smollm2: Any) -> None:
+    layout = make_layout(smollm2, "float32", 1, [BOTH] * 3)
+    held = sum(layout.weight_bytes(rank) for rank in layout.ranks())
+    assert held == footprint(smollm2, "float32").total
+    recipe = {"mlp": 1.0}
+    lighter = sum(layout.weight_bytes(rank, recipe) for rank in layout.ranks())
+    assert lighter == footprint(smollm2, "float32", 1, recipe).total < held
+
+
+@pytest.mark.parametrize("name", ["width", "interleave", "overlap"])
+def test_numbers_below_one_are_refused(name: str, smollm2: Any) -> None:
+    layout = make_layout(smollm2, "float32", 1, [BOTH])
+    with pytest.raises(InvalidValue, match=f"{name}=0: must be at least 1"):
+        replace(layout, **{name: 0})

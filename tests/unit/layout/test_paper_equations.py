@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from tknp.layout.layout import NodeSpec, make_layout
 from tknp.layout.program import Kind, Transfer
 from tknp.layout.rank import Rank
+from tknp.layout.rows import Group
+from tknp.layout.strategy import Strategy
 from tknp.model.config import ITEM_BYTES
 
 KIB, MIB = 2**10, 2**20
@@ -81,13 +83,39 @@ def test_gather_is_one_of_n_times_t_parts_of_the_operand(published: Any) -> None
     assert {gather / operand for operand in operands} == {1 / (NODES * TP)} == {0.03125}
 
 
-def test_gather_is_a_quarter_of_the_output_of_dcp(published: Any) -> None:
-    """net.dcp_out, net.reduction, net.eq5: DCP's O is [B, Hq / T, dh] on each rank."""
-    config = published.layout.config
-    dcp_output = BATCH * config.q_heads // TP * config.head_dim * 2
-    assert dcp_output == 512 * KIB
+@pytest.fixture(scope="module")
+def published_dcp(group_step: Any, llama_405b: Any) -> Any:
+    """DCP degree 4 with TP 32: eight heads' groups over four nodes."""
+    nodes = [NodeSpec(80 * 10**9)] * NODES
+    layout = make_layout(llama_405b, "bfloat16", TP, nodes, strategy=Strategy.DCP)
+    return group_step(layout, (Group((0, 1, 2, 3), 0, BATCH),))
+
+
+def test_output_of_dcp_is_512_kib_a_rank(published_dcp: Any) -> None:
+    """net.dcp_out, equation (4): [B, Hq / T, dh]."""
+    heads = published_dcp.layout.heads
+    outputs = {op.rows * heads(rank).q_width * 2 for rank, op in published_dcp.kinds(Kind.ATTEND)}
+    assert outputs == {512 * KIB}
+    scattered = {t.nbytes for _, t in _transfers(published_dcp, Kind.REDUCE_SCATTER)}
+    assert scattered == {512 * KIB // NODES}
+
+
+def test_statistics_of_dcp_are_8_kib_a_rank(published_dcp: Any) -> None:
+    """net.dcp_lse, equation (4): float32 [B, Hq / T]."""
+    assert {t.nbytes for _, t in _transfers(published_dcp, Kind.LSE_GATHER)} == {8 * KIB}
+
+
+def test_gather_is_a_quarter_of_the_output_of_dcp(published: Any, published_dcp: Any) -> None:
+    """net.reduction, net.eq5."""
     (gather,) = _per_owner(published)[Kind.GATHER]
-    assert 1 - gather / dcp_output == 0.75
+    op = next(op for _, op in published_dcp.kinds(Kind.ATTEND))
+    output = op.rows * published_dcp.layout.heads(Rank(0, 0)).q_width * 2
+    assert 1 - gather / output == 0.75
+
+
+def test_dense_all_reduces_of_dcp_cross_nodes_at_the_same_size(published_dcp: Any) -> None:
+    reduces = [op for _, op in published_dcp.kinds(Kind.ALL_REDUCE) if op.layer >= 0]
+    assert {(op.operand_bytes, op.scope) for op in reduces} == {(4 * MIB, "pool")}
 
 
 @settings(max_examples=40)
@@ -99,13 +127,13 @@ def test_shapes_follow_equations_1_and_2(data: st.DataObject, steps: Any) -> Non
     kv_heads = max(config.kv_heads, layout.tp)
     qkv = (config.q_heads + 2 * kv_heads) * config.head_dim // layout.tp
     for rank in layout.ranks():
-        assert layout.shard(rank).qkv_width == qkv
+        assert layout.heads(rank).qkv_width == qkv
     for layer, t in _transfers(step, Kind.SCATTER):
-        assert t.src.node == layout.roots[layer]
+        assert t.src.node == layout.roots(0)[layer]
         assert t.shape == (step.rows[t.dst.node], qkv)
         assert t.item_bytes == ITEM_BYTES[layout.dtype]
     for layer, t in _transfers(step, Kind.GATHER):
-        assert t.dst.node == layout.roots[layer]
+        assert t.dst.node == layout.roots(0)[layer]
         assert t.shape == (step.rows[t.src.node], config.q_heads // layout.tp * config.head_dim)
         assert t.item_bytes == ITEM_BYTES[layout.dtype]
 
@@ -119,7 +147,7 @@ def test_payload_follows_equation_3(data: st.DataObject, steps: Any) -> None:
     kv_heads = max(config.kv_heads, layout.tp)
     row = 2 * layout.item_bytes * (config.q_heads + kv_heads) * config.head_dim // layout.tp
     payload = _payload(step)
-    for layer, root in enumerate(layout.roots):
+    for layer, root in enumerate(layout.roots(0)):
         for t in range(layout.tp):
             assert payload.get((layer, t), 0) == row * (step.batch - step.rows[root])
 
@@ -136,7 +164,7 @@ def test_output_follows_equation_5(data: st.DataObject, steps: Any) -> None:
 
 
 def test_attention_moves_no_row_of_the_root(published: Any) -> None:
-    roots = published.layout.roots
+    roots = published.layout.roots(0)
     for kind in (Kind.SCATTER, Kind.GATHER):
         for layer, t in _transfers(published, kind):
             start, stop = published.spans[roots[layer]]

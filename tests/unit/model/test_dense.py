@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 
 from tknp.errors import InvalidValue
 from tknp.model.checkpoint import open_checkpoint
-from tknp.model.dense import Dense, TorchDense
-from tknp.model.shard import Shard
+from tknp.model.dense import BlocksDense, Dense, TorchDense
+from tknp.model.shard import Projected, Shard
 
 MakeDense = Callable[..., TorchDense]
 
@@ -69,9 +70,75 @@ def test_a_rank_without_vocabulary_embeds_zero(random_checkpoint: Callable[..., 
     assert last.head(x).shape == (4, 0)
 
 
+@pytest.mark.parametrize("projected", ["attention", "dense"])
+@pytest.mark.parametrize(("tp", "nodes"), [(1, 2), (1, 3), (2, 2), (3, 4)])
+def test_ranks_of_all_nodes_sum_to_the_whole(
+    random_checkpoint: Callable[..., Path], tp: int, nodes: int, projected: Projected
+) -> None:
+    """Columns cut heads where they don't divide: (3, 4) has 16 of a rank's over 4 nodes."""
+    checkpoint = open_checkpoint(random_checkpoint(q_heads=6, kv_heads=3, head_dim=8))
+    config = checkpoint.config
+    whole = TorchDense(checkpoint.load(Shard(config, 0, 3, True, True), torch.float32))
+    shards = [
+        Shard(config, 0, 3, True, True, tp, t, nodes * tp, n * tp + t, projected)
+        for n in range(nodes)
+        for t in range(tp)
+    ]
+    ranks = [TorchDense(checkpoint.load(shard, torch.float32)) for shard in shards]
+    ids = torch.arange(0, 260, 13)
+    x = torch.randn(len(ids), config.hidden_size)
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+    assert torch.equal(sum(rank.embed(ids) for rank in ranks), whole.embed(ids))
+    close(torch.cat([rank.head(x) for rank in ranks], 1), whole.head(x))
+    close(sum(rank.mlp(1, x) for rank in ranks), whole.mlp(1, x))
+
+    attention = torch.randn(len(ids), config.q_width)
+    slices = [attention[:, s.tp_rank * s.q_width :][:, span(s.output_columns)] for s in shards]
+    parts = [rank.output(1, slice_) for rank, slice_ in zip(ranks, slices, strict=True)]
+    close(sum(parts), whole.output(1, attention))
+
+    q, k, v = whole.project(1, x).split([config.q_width, config.kv_width, config.kv_width], 1)
+    for shard, rank in zip(shards, ranks, strict=True):
+        t, kv = shard.tp_rank, shard.kv_columns
+        expected = [
+            q[:, t * shard.q_width :][:, span(shard.q_columns)],
+            k[:, t * shard.kv_width :][:, span(kv)],
+            v[:, t * shard.kv_width :][:, span(kv)],
+        ]
+        close(rank.project(1, x), torch.cat(expected, 1))
+
+
+def span(columns: range) -> slice:
+    return slice(columns.start, columns.stop)
+
+
+def test_a_rank_of_several_blocks(random_checkpoint: Callable[..., Path]) -> None:
+    checkpoint = open_checkpoint(random_checkpoint(layers=4))
+    config = checkpoint.config
+    cuts = [Shard(config, 3, 4, False, True), Shard(config, 0, 2, True, False)]
+    dense: Dense = BlocksDense(
+        cuts, [TorchDense(checkpoint.load(cut, torch.float32)) for cut in cuts]
+    )
+    whole = TorchDense(checkpoint.load(Shard(config, 0, 4, True, True), torch.float32))
+    x = whole.embed(torch.arange(5))
+    assert torch.equal(dense.embed(torch.arange(5)), x)
+    for layer in (0, 1, 3):
+        attention = whole.project(layer, x)[:, : config.q_width]
+        assert torch.equal(dense.project(layer, x)[:, : config.q_width], attention)
+        assert torch.equal(dense.output(layer, attention), whole.output(layer, attention))
+        assert torch.equal(dense.mlp(layer, x), whole.mlp(layer, x))
+        expected = whole.finish(layer, x, attention)
+        assert torch.equal(dense.finish(layer, x, attention), expected)
+    assert torch.equal(dense.head(x), whole.head(x))
+    with pytest.raises(InvalidValue, match="layer 2"):
+        dense.project(2, x)
+    with pytest.raises(InvalidValue, match="once"):
+        BlocksDense([cuts[0], cuts[0]], [whole, whole])
+
+
 def test_finish_of_a_slice_is_refused(dense: MakeDense) -> None:
     d = dense(tp=2)
-    with pytest.raises(InvalidValue, match="tp=2"):
+    with pytest.raises(InvalidValue, match="dense_tp=2"):
         d.finish(0, torch.zeros(1, 64), torch.zeros(1, 32))
 
 

@@ -10,7 +10,7 @@ from tknp.errors import InvalidValue
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.config import ModelConfig
 from tknp.model.footprint import footprint
-from tknp.model.shard import Shard
+from tknp.model.shard import Projected, Shard
 
 LLAMA_405B = ModelConfig(
     vocab_size=128_256, hidden_size=16_384, intermediate_size=53_248, layers=126, q_heads=128,
@@ -18,12 +18,13 @@ LLAMA_405B = ModelConfig(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("family", ["llama", "nemotron"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_equals_the_bytes_that_loading_holds(
-    random_checkpoint: Callable[..., Path], tied: bool, tp: int
+    random_checkpoint: Callable[..., Path], tied: bool, tp: int, family: str
 ) -> None:
-    checkpoint = open_checkpoint(random_checkpoint(tied=tied))
+    checkpoint = open_checkpoint(random_checkpoint(tied=tied, family=family))
     config = checkpoint.config
     expected = footprint(config, "bfloat16", tp)
 
@@ -34,6 +35,17 @@ def test_equals_the_bytes_that_loading_holds(
     assert expected.layers == (held(1, 2, False, False),) * config.layers
     assert expected.embedding == held(0, 0, True, False)
     assert expected.total == held(0, config.layers, True, True)
+
+
+@pytest.mark.parametrize("projected", ["attention", "dense"])
+def test_dense_work_spread_over_nodes(
+    random_checkpoint: Callable[..., Path], projected: Projected
+) -> None:
+    checkpoint = open_checkpoint(random_checkpoint(q_heads=6, kv_heads=3, head_dim=8))
+    config = checkpoint.config
+    expected = footprint(config, "bfloat16", 3, dense_tp=12, projected=projected)
+    shard = Shard(config, 0, config.layers, True, True, 3, 0, 12, 0, projected)
+    assert checkpoint.load(shard, torch.bfloat16).size_bytes == expected.total
 
 
 def test_llama_405b_in_bf16_holds_its_parameters() -> None:

@@ -75,6 +75,20 @@ def test_every_slice_equals_the_dequantized_tensor(write_gguf: WriteGguf, quant:
         )
 
 
+def test_slices_that_cut_heads_equal_the_whole(write_gguf: WriteGguf) -> None:
+    """Rows of q and k are permuted inside heads: a part of a head needs the whole of it read."""
+    checkpoint = open_checkpoint(write_gguf(Quant.Q4_1).path)
+    config = checkpoint.config
+    whole = checkpoint.load(Shard(config, 1, 2, False, False, 2, 1), torch.float32).layers[1]
+    cuts = [Shard(config, 1, 2, False, False, 2, 1, 6, 2 * n + 1, "dense") for n in range(3)]
+    parts = [checkpoint.load(cut, torch.float32).layers[1] for cut in cuts]
+    widths = [[len(c.q_columns), len(c.kv_columns), len(c.kv_columns)] for c in cuts]
+    assert widths[0] == [43, 22, 22]  # of 128 and 64
+    split = [part.qkv.split(width) for part, width in zip(parts, widths, strict=True)]
+    assert torch.equal(torch.cat([torch.cat(p) for p in zip(*split, strict=True)]), whole.qkv)
+    assert torch.equal(torch.cat([part.output for part in parts], 1), whole.output)
+
+
 def test_configuration_comes_from_metadata(write_gguf: WriteGguf) -> None:
     config = open_checkpoint(write_gguf().path).config
     assert (config.layers, config.q_heads, config.kv_heads, config.head_dim) == (2, 4, 2, 64)

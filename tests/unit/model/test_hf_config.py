@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tknp.errors import CheckpointError
-from tknp.model.config import RopeScaling
+from tknp.model.config import LinearScaling, RopeScaling
 from tknp.model.hf_config import read_hf_config
 
 LLAMA: dict[str, Any] = {
@@ -96,10 +96,11 @@ def test_mistral_without_a_window_is_llama(tmp_path: Path) -> None:
         ({"model_type": "qwen2"}, ["model_type='qwen2'", "'llama'"]),
         ({"model_type": "mistral", "sliding_window": 4096}, ["mistral", "sliding window"]),
         ({"hidden_act": "gelu"}, ["hidden_act='gelu'", "'silu'"]),
-        ({"attention_bias": True}, ["attention_bias=true"]),
-        ({"mlp_bias": True}, ["mlp_bias=true"]),
+        ({"attention_bias": True}, ["attention_bias=True", "without biases"]),
+        ({"mlp_bias": True}, ["mlp_bias=True"]),
         ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"]),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, ["rope_type='linear'", "llama3"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_type='dynamic'", "llama3"]),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, ["factor=0.0", "above 0"]),
         ({"rope_scaling": {"rope_type": "llama3"}}, ["factor=None", "number"]),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor=0.5"]),
         ({"hidden_size": "64"}, ["hidden_size='64'", "integer"]),
@@ -118,6 +119,60 @@ def test_what_is_not_a_plain_llama_is_refused(
 ) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_hf_config(write(tmp_path, **change))
+    for word in ["config.json", *words]:
+        assert word in str(caught.value)
+
+
+NEMOTRON: dict[str, Any] = {
+    **dict.fromkeys(("rms_norm_eps", "bos_token_id", "eos_token_id"), "absent"),
+    "model_type": "nemotron",
+    "hidden_act": "relu2",
+    "norm_eps": 1e-5,
+    "kv_channels": 16,
+    "head_dim": None,
+}
+
+
+def test_nemotron(tmp_path: Path) -> None:
+    config = read_hf_config(write(tmp_path, **NEMOTRON))
+    assert (config.family, config.gated, config.biased_norms) == ("nemotron", False, True)
+    assert (config.head_dim, config.rotary_dim, config.rope_scaling) == (16, 8, None)
+    assert (config.bos_id, config.eos_ids, config.tied_embeddings) == (2, (3,), False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_percent": 0.25, "partial_rotary_factor": 0.25, "rope_theta": 5e5,
+         "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 5e5,
+                             "partial_rotary_factor": 0.25}},
+    ],
+    ids=["as-on-hubs", "transformers-5"],
+)  # fmt: skip
+def test_nemotron_rope_wherever_it_is_written(tmp_path: Path, change: dict[str, Any]) -> None:
+    config = read_hf_config(write(tmp_path, **{**NEMOTRON, **change}))
+    assert (config.rotary_dim, config.rope_theta) == (4, 5e5)
+    assert config.rope_scaling == LinearScaling(4.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_act": "silu"}, ["hidden_act='silu'", "relu2"]),
+        ({"rope_scaling": SCALING}, ["rope_type='llama3'", "linear"]),
+        ({"partial_rotary_factor": 0.2}, ["partial_rotary_factor=0.2", "even"]),
+        ({"partial_rotary_factor": 1.5}, ["partial_rotary_factor=1.5", "even"]),
+        ({"partial_rotary_factor": 0}, ["partial_rotary_factor=0"]),
+        ({"norm_eps": "tiny"}, ["norm_eps='tiny'"]),
+        ({"mlp_bias": True}, ["mlp_bias=True"]),
+    ],
+)
+def test_what_is_not_nemotron_is_refused(
+    tmp_path: Path, change: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_hf_config(write(tmp_path, **{**NEMOTRON, **change}))
     for word in ["config.json", *words]:
         assert word in str(caught.value)
 

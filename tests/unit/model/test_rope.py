@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tknp.errors import InvalidValue
-from tknp.model.config import ModelConfig
-from tknp.model.rope import apply_rope, rope_table
+from tknp.model.config import LinearScaling, ModelConfig
+from tknp.model.rope import apply_rope, loaded_order, rope_table
 
 CONFIG = ModelConfig(
     vocab_size=8, hidden_size=16, intermediate_size=16, layers=1, q_heads=2, kv_heads=1,
@@ -45,6 +45,35 @@ def test_factors_divide_frequencies() -> None:
 def test_wrong_factors_are_refused(factors: tuple[float, ...]) -> None:
     with pytest.raises(InvalidValue, match="rope_factors"):
         dataclasses.replace(CONFIG, rope_factors=factors)
+
+
+def test_linear_scaling_stretches_every_pair() -> None:
+    slow = dataclasses.replace(CONFIG, rope_scaling=LinearScaling(4.0))
+    for found, expected in zip(
+        rope_table(slow, torch.tensor([12])), rope_table(CONFIG, torch.tensor([3])), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.5, 0.75])
+def test_part_of_a_head_rotates_and_the_rest_stays(factor: float) -> None:
+    """Heads as a checkpoint has them, rotated pair by pair, against their loaded order."""
+    config = dataclasses.replace(CONFIG, partial_rotary_factor=factor)
+    heads, position = torch.randn(1, 2, 8), 7
+    expected, r = heads.clone(), config.rotary_dim
+    for i in range(r // 2):
+        angle = position * 10_000 ** (-2 * i / r)
+        a, b = heads[..., i], heads[..., i + r // 2]
+        expected[..., i] = a * math.cos(angle) - b * math.sin(angle)
+        expected[..., i + r // 2] = b * math.cos(angle) + a * math.sin(angle)
+    order = loaded_order(config)
+    assert order is not None
+    assert sorted(order.tolist()) == list(range(8))
+    turned = apply_rope(heads[..., order], *rope_table(config, torch.tensor([position])))
+    torch.testing.assert_close(turned, expected[..., order])
+    rest = (order >= r).nonzero().flatten()
+    assert torch.equal(turned[..., rest], heads[..., order][..., rest])
+    assert loaded_order(CONFIG) is None
 
 
 def test_dtype_is_kept_and_no_rows_are_fine() -> None:

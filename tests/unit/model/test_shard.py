@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from tknp.errors import InvalidValue
 from tknp.model.config import ModelConfig
-from tknp.model.shard import Shard, check_tp, embedding_parameters, layer_parameters, legal_tp
+from tknp.model.shard import (
+    Projected,
+    Shard,
+    check_tp,
+    embedding_parameters,
+    layer_parameters,
+    legal_tp,
+)
 
 
 def config(
@@ -49,6 +56,38 @@ def test_ranks_partition_heads_columns_and_vocabulary(c: ModelConfig) -> None:
         for s in shards:
             assert {h // c.group for h in s.q_heads} == set(s.kv_heads)
         assert embedding_parameters(c, tp) == max(len(s.vocab) for s in shards) * c.hidden_size
+
+
+@given(CONFIGS, st.integers(1, 4), st.sampled_from(["attention", "dense"]))
+def test_dense_ranks_partition_what_follows_attention(
+    c: ModelConfig, nodes: int, projected: Projected
+) -> None:
+    for tp in legal_tp(c):
+        shards = [
+            Shard(c, 0, c.layers, True, True, tp, t, nodes * tp, n * tp + t, projected)
+            for n in range(nodes)
+            for t in range(tp)
+        ]
+        assert [m for s in shards for m in s.mlp_columns] == list(range(c.intermediate_size))
+        assert [v for s in shards for v in s.vocab] == list(range(c.vocab_size))
+        for t in range(tp):
+            alike = shards[t::tp]
+            assert {s.parts for s in alike} == {nodes}
+            assert [i for s in alike for i in s.output_columns] == list(range(alike[0].q_width))
+            assert max(s.projected_width for s in alike) == alike[0].projected_width
+            for s in alike:
+                if projected == "attention":
+                    assert s.projected_width == s.qkv_width
+            if projected == "dense":
+                assert [i for s in alike for i in s.q_columns] == list(range(s.q_width))
+                assert [i for s in alike for i in s.kv_columns] == list(range(s.kv_width))
+
+
+def test_impossible_dense_cuts_are_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"dense_tp=4: .*tp=3"):
+        Shard(config(), 0, 1, False, False, 3, 0, 4)
+    with pytest.raises(InvalidValue, match="dense_rank=6"):
+        Shard(config(), 0, 1, False, False, 3, 0, 6, 6)
 
 
 def test_layer_parameters_of_smollm2() -> None:

@@ -147,7 +147,7 @@ def test_a_chunk_inside_pages_touches_its_slots_only() -> None:
         ({"token_start": 3}, r"placements\[0\].token_start=3: must be a multiple of page_size=4"),
         ({"head_stop": 0}, r"placements\[0\].head_stop=0"),
         ({"layer_stop": 0}, r"placements\[0\].layer_stop=0"),
-        ({"token_stop": 0}, r"placements\[0\].token_stop=0"),
+        ({"token_start": 12}, r"placements\[0\].token_stop=8"),
     ],
 )
 def test_placements_that_cannot_be_written_are_refused(
@@ -156,6 +156,14 @@ def test_placements_that_cannot_be_written_are_refused(
     fields = {"layer_stop": 3, "head_stop": 1, "token_stop": 8} | change
     with pytest.raises(InvalidValue, match=message):
         routes(shard(1, 1, 0), [Placement(**fields, pages=[1, 2])], 4)
+
+
+def test_owners_of_no_token_get_nothing() -> None:
+    whole = Placement(layer_stop=3, head_stop=1, token_stop=8, pages=[1, 2])
+    empty = Placement(node=1, layer_stop=3, head_stop=1, pages=[1])
+    (route,) = routes(shard(1, 1, 0), [empty, whole], 4)
+    assert (route.index, route.node) == (1, 0)
+    assert reach(shard(1, 1, 0), [route]) == 8
 
 
 def test_too_few_pages_are_refused() -> None:

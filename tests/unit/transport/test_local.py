@@ -68,7 +68,8 @@ def test_buffers_made_under_inference_mode_are_filled_by_peers_outside_it() -> N
 def test_a_pool_of_one_rank_has_collectives_of_its_own() -> None:
     only = LocalHub(1, 1, timeout_s=10).transport(Rank(0, 0))
     tensor = torch.ones(3)
-    only.all_reduce(tensor, stream=0)
+    only.all_reduce(tensor, stream=0).wait()
+    only.all_reduce(tensor, stream=0, scope="pool").wait()
     only.broadcast(tensor, stream=0)
     only.post([], [], stream=0).wait()
     assert tensor.tolist() == [1, 1, 1]
