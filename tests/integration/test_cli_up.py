@@ -87,12 +87,16 @@ def test_a_pool_serves_and_ctrl_c_leaves_nothing(start: Start, tmp_path: Path) -
     answers = tknp("generate", "--target", target, "--json", "--max-tokens", "6", "Hello", "Hi")
     records = [json.loads(line) for line in answers.splitlines()]
     assert [record["completion_tokens"] for record in records] == [6, 6]
-    assert {record["owner"] for record in records} == {0, 1}
+    assert {*map(tuple, (record["owners"] for record in records))} == {(0,), (1,)}
 
     status = json.loads(tknp("status", "--target", target, "--json"))
     assert status["ready"]
     assert status["completed"] == 2
-    blocks = [(node["layer_start"], node["layer_stop"]) for node in status["nodes"]]
+    blocks = [
+        (block["layer_start"], block["layer_stop"])
+        for node in status["nodes"]
+        for block in node["blocks"]
+    ]
     assert (blocks[0][0], blocks[0][1], blocks[1][1]) == (0, blocks[1][0], 30)
 
     process.send_signal(signal.SIGINT)

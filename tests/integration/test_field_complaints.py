@@ -114,7 +114,7 @@ async def pool(
     page_bytes = 2 * 3 * 2 * 16 * 4 * PAGE
     config = make_pool(
         random_checkpoint(), nodes=2, page_size=PAGE, prefill_chunk=32, kv_transfer="grpc",
-        kv_memory_bytes=11 * page_bytes,
+        kv_memory_bytes=11 * page_bytes, width=1,
     )  # fmt: skip
     async with InProcessPool(config) as running:
         yield running
@@ -291,14 +291,16 @@ async def test_07_reaping_needs_no_work(make_owner: Any) -> None:
 async def test_08_impossible_requests_are_refused_and_the_next_goes_on(
     pool: InProcessPool, client: Client
 ) -> None:
-    """160 tokens fit on a node, 320 in the pool."""
+    """160 tokens fit on a node, 320 in the pool, where a request has one owner."""
     with pytest.raises(RequestFailed, match=r"max_tokens=100: at most 60 after a prompt"):
         await generate(client, prompt(100), max_tokens=100)
     assert len(await generate(client, prompt(100), max_tokens=60)) == 60
 
 
-async def test_09_divergence_of_ranks_is_an_error_before_anything_changes() -> None:
-    batch = Batch(epoch=1, stream=0, nodes=2, max_rows=4)
+async def test_09_divergence_of_ranks_is_an_error_before_anything_changes(
+    pool: InProcessPool,
+) -> None:
+    batch = Batch(epoch=1, layout=pool.coordinator.driver.pool.layout, max_rows=4)
     batch.apply(Delta(1, 0, 0))
     for wrong in (Delta(2, 0, 1), Delta(1, 1, 1), Delta(1, 0, 0), Delta(1, 0, 2)):
         with pytest.raises(ProtocolError, match=r"\(epoch, stream, step\)"):

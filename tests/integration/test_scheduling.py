@@ -191,7 +191,7 @@ async def test_higher_priorities_go_first_and_equals_in_order(theatre: Theatre) 
     await theatre.at_rest()
     lines = theatre.recorded()
     low, first, second, high = range(len(calls_of(lines, "submit")))[-4:]
-    placed = [order for line in calls_of(lines, "place") for order, _, _ in line["gave"]]
+    placed = [order for line in calls_of(lines, "place") for order, *_ in line["gave"]]
     assert placed[-4:] == [high, first, second, low]
 
 
@@ -212,7 +212,7 @@ async def test_a_cancelled_row_leaves_with_the_next_step(theatre: Theatre) -> No
     lines = theatre.recorded()
     at = max(i for i, line in enumerate(lines) if line["call"] == "end")
     assert lines[at]["gave"] == "running"
-    _, ends, _ = calls_of(lines[at:], "delta")[0]["gave"]
+    _, ends, *_ = calls_of(lines[at:], "delta")[0]["gave"]
     assert len(ends) == 1
 
 

@@ -151,6 +151,7 @@ class Target:
         self.config = pool.config
         self.vocab_size = pool.checkpoint.config.vocab_size
         self.compatibility = pool.compatibility
+        self.layout = pool.layout
         self.loop = asyncio.new_event_loop()
         self._pool = pool
         self._channels: dict[str, grpc.Channel] = {}
@@ -289,8 +290,12 @@ def templates(target: Target, pages: list[common_pb2.Placement]) -> dict[str, li
         key=KEY, epoch=EPOCH, writer=WRITER, lease_s=30, compatibility=target.compatibility
     )
     admit = step_pb2.Admit(
-        slot=1, key=KEY, owner=1, position=5, token=9, sampling=sampling, generated_count=1,
+        slot=1, key=KEY, owners=[1, 0], position=5, token=9, sampling=sampling, generated_count=1,
         prompt_token_ids=ids, generated_token_ids=pack_ids([9]), pages=[1],
+        shares=step_pb2.Shares(
+            owners=[1, 0], prompt=5, interleave=2, unit=PAGE,
+            phases=[step_pb2.SharesPhase(start=5, shards=[0, 1])],
+        ),
     )  # fmt: skip
     chunk = PrefillChunk(
         key=KEY, epoch=EPOCH, token_ids=ids, prompt_tokens=5, last=True, placements=pages,
@@ -393,7 +398,7 @@ def test_transfers_in_any_order(target: Target, data: st.DataObject) -> None:
 def test_no_step_message_breaks_the_decoder(target: Target, data: st.DataObject) -> None:
     """A step that is not refused is one whose rows are numbered within the pool."""
     known = templates(target, [common_pb2.Placement()])["Step"][0]
-    batch = Batch(EPOCH, 0, nodes=2, max_rows=4)
+    batch = Batch(EPOCH, target.layout, max_rows=4)
     for _ in range(3):
         known.step = batch.next_step
         message = data.draw(mutated(known))
@@ -402,7 +407,7 @@ def test_no_step_message_breaks_the_decoder(target: Target, data: st.DataObject)
             batch.apply(delta_from(message))
         except TknpError:
             assert (batch.rows, batch.next_step) == before
-        assert all(0 <= slot < 4 and row.admit.owner < 2 for slot, row in batch.rows.items())
+        assert all(0 <= slot < 4 and set(row.owners) <= {0, 1} for slot, row in batch.rows.items())
         assert sorted(batch.order) == sorted(batch.rows)
 
 

@@ -17,7 +17,7 @@ from tknp.cli.demo_view import View, owners_table, results_table, view_for
 from tknp.cli.generate import complete, finish_text
 from tknp.cli.local_pool import RunningPool, check, client_of, running
 from tknp.cli.options import POSITIVE
-from tknp.cli.output import err, out, plural, report
+from tknp.cli.output import NOTHING, err, out, plural, report
 from tknp.cli.processes import Interrupted
 from tknp.cli.status import title
 from tknp.cli.up import local_pool, pool_options
@@ -71,9 +71,9 @@ async def _ask(
     except TknpError as error:
         view.end(index, str(error), good=False)
         return error
-    owner = completion.finish.owner if completion.finish else 0
+    owners = ", ".join(map(str, completion.finish.owners)) if completion.finish else NOTHING
     tokens = plural(len(completion.token_ids), "token")
-    view.end(index, f"{tokens}, {finish_text(completion)}, owner {owner}", good=True)
+    view.end(index, f"{tokens}, {finish_text(completion)}, owner {owners}", good=True)
     return completion
 
 

@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tknp.cli.output import NOTHING, plural, printable, roots_text, seconds_text
+from tknp.cli.output import NOTHING, blocks_text, plural, printable, seconds_text
 from tknp.client import Completion
 from tknp.v1.coordinator_pb2 import Status
 
@@ -176,11 +176,11 @@ def owners_table(
         table.add_column(column, justify="right")
     for node in status.nodes:
         peak = peak_kv_tokens.get(node.node, 0)
-        owned = sum(1 for c in completions if c.finish and c.finish.owner == node.node)
+        owned = sum(1 for c in completions if c.finish and node.node in c.finish.owners)
         share = f"{peak / node.capacity_tokens:.1%}" if node.capacity_tokens else NOTHING
         table.add_row(
             str(node.node),
-            roots_text(node.layer_start, node.layer_stop, node.embedding, node.head),
+            blocks_text(node.blocks),
             str(owned), plural(peak, "token"), share,
         )  # fmt: skip
     return table

@@ -50,7 +50,7 @@ def record(completion: Completion, *, logprobs: bool = False) -> dict[str, Any]:
         "token_ids": completion.token_ids,
         "text": completion.text,
         "finish_reason": finish_text(completion),
-        "owner": finish.owner if finish else None,
+        "owners": list(finish.owners) if finish else [],
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": finish.completion_tokens if finish else len(completion.token_ids),
         "timings": {

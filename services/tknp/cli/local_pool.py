@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -31,6 +32,9 @@ from tknp.client import Client
 from tknp.config import NodeConfig, PoolConfig, PrefillConfig, pool_from, write_pool
 from tknp.errors import InvalidValue, TknpError
 from tknp.v1.coordinator_pb2 import Status
+
+if TYPE_CHECKING:
+    from tknp.layout.strategies import Grid
 
 LOOPBACK = "127.0.0.1"
 ANY_HOSTS = ("0.0.0.0", "::", "[::]")
@@ -51,6 +55,8 @@ FLAGS = {
 class LocalPool:
     """A pool on this machine. `settings`: fields of PoolConfig that the user gave.
 
+    `nodes`, `tp`: as machines of a cluster would stand; the strategy may group their ranks
+    otherwise, see `tknp.layout.strategies.grid`. `kvp`: sequence shards.
     `memories`: weights plus KV on each rank of each node, in bytes; empty: `kv_memory_bytes`.
     `port`: of the coordinator; 0: any free one. Other services listen on loopback only.
     """
@@ -63,6 +69,7 @@ class LocalPool:
     host: str
     port: int
     memories: tuple[int, ...] = ()
+    kvp: int | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -78,6 +85,8 @@ class LocalPool:
             raise InvalidValue("memory", self.memories, f"give one size for each of {self.nodes}")
         if not self.memories:
             given.setdefault("kv_memory_bytes", DEFAULT_KV_MEMORY_BYTES)
+        grid = self.grid()
+        given["domain_ranks"] = grid.domain_ranks
         if self.port:
             check_free("port", self.host, self.port)
         # Services, their metrics, and where the ranks of the pool and of each replica meet.
@@ -87,8 +96,8 @@ class LocalPool:
             return tuple(f"{LOOPBACK}:{next(ports)}" for _ in range(count))
 
         nodes = [
-            NodeConfig(addresses(self.tp), memory_bytes=m, metrics_addresses=addresses(self.tp))
-            for m in self.memories or (None,) * self.nodes
+            NodeConfig(addresses(grid.tp), memory_bytes=m, metrics_addresses=addresses(grid.tp))
+            for m in self._memories(grid)
         ]
         replicas = [
             PrefillConfig(
@@ -108,6 +117,34 @@ class LocalPool:
                 **given,
             }
         )
+
+    def grid(self) -> Grid:
+        """The logical nodes that the strategy makes of the machines; reads the model's headers."""
+        from tknp.layout.strategies import grid
+        from tknp.layout.strategy import Strategy
+        from tknp.model.checkpoint import open_checkpoint
+
+        settings = self.settings
+        asked: dict[str, Any] = {
+            name: settings.get(name)
+            for name in ("copies", "microbatches", "width", "overlap", "inside")
+        }
+        return grid(
+            open_checkpoint(self.model).config, Strategy(settings.get("strategy") or "tknp"),
+            nodes=self.nodes, tp=self.tp, kvp=self.kvp, **asked,
+        )  # fmt: skip
+
+    def _memories(self, grid: Grid) -> Sequence[int | None]:
+        """Of each rank of each logical node."""
+        if not self.memories or grid.nodes == self.nodes:
+            return self.memories or (None,) * grid.nodes
+        if len(set(self.memories)) > 1:
+            raise InvalidValue(
+                "memory", self.memories,
+                f"give equal sizes: {grid.strategy} groups the ranks of {self.nodes} nodes into "
+                f"{grid.nodes}",
+            )  # fmt: skip
+        return self.memories[:1] * grid.nodes
 
 
 def _plain(config: NodeConfig | PrefillConfig) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from tknp.config import DataPlane, KvTransfer, parse_bytes
+from tknp.config import DataPlane, KvTransfer, StrategyName, parse_bytes
 from tknp.model.config import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Count(click.IntRange):
 
 
 POSITIVE = Count()
+# Groups of rows whose exchange runs under the next one's attention, where that is asked for.
+OVERLAP_GROUPS = 4
 FILE = click.Path(dir_okay=False, resolve_path=True)
 
 
@@ -76,7 +78,7 @@ class TokenIds(click.ParamType[tuple[int, ...]]):
 
 def variable(flag: str) -> str:
     """The environment variable of a flag: --kv-memory -> TKNP_KV_MEMORY."""
-    return "TKNP_" + flag.removeprefix("--").replace("-", "_").upper()
+    return "TKNP_" + flag.partition("/")[0].removeprefix("--").replace("-", "_").upper()
 
 
 def option(flag: str, *names: str, **settings: Any) -> Callable[[F], F]:
@@ -95,6 +97,10 @@ def combined(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return apply
 
 
+def _groups(context: click.Context, param: click.Parameter, overlap: bool | None) -> int | None:
+    return None if overlap is None else OVERLAP_GROUPS if overlap else 1
+
+
 # Flags that override the field of PoolConfig named like them (or in `name`).
 _POOL_SETTINGS: dict[str, dict[str, Any]] = {
     "--dtype": {"type": click.Choice(list(ITEM_BYTES)), "help": "Of weights and KV cache."},
@@ -104,8 +110,31 @@ _POOL_SETTINGS: dict[str, dict[str, Any]] = {
     "--page-size": {"type": POSITIVE, "help": "Tokens in a KV page."},
     "--kv-transfer": {"type": click.Choice(get_args(KvTransfer)), "help": "How prefill sends KV."},
     "--transport": {"type": click.Choice(get_args(DataPlane)), "help": "Data plane of decode."},
+    "--strategy": {
+        "type": click.Choice(get_args(StrategyName)),
+        "help": "How the model and requests are divided; tknp unless given.",
+    },
+    "--copies": {"type": click.IntRange(1, 2), "help": "Of the weights (tknp): 2 for dual roots."},
+    "--microbatches": {"type": POSITIVE, "help": "Batches under way at once (tknp, pp)."},
+    "--width": {"type": POSITIVE, "help": "Most nodes that divide one request's KV (tknp)."},
+    "--interleave": {"type": POSITIVE, "help": "Generated tokens a turn of several owners."},
+    "--overlap/--no-overlap": {
+        "default": None,
+        "callback": _groups,
+        "help": "Exchange under attention, group by group (helix).",
+    },
+    "--inside": {
+        "is_flag": True,
+        "default": None,
+        "help": "Sequence shards stand in one machine, not across machines (dcp, helix).",
+    },
+    "--reserve-ratio": {
+        "type": click.FloatRange(0, 1),
+        "metavar": "RATIO",
+        "help": "Part of the output reserved on placement; below 1 requests grow.",
+    },
     "--prefill-chunk": {"type": POSITIVE, "help": "Prompt tokens computed at once."},
-    "--max-batch": {"type": POSITIVE, "help": "Requests in the running batch."},
+    "--max-batch": {"type": POSITIVE, "help": "Requests in a running batch."},
     "--max-queue": {"type": POSITIVE, "help": "Requests that may wait for pages."},
     "--timeout-s": {
         "type": float,

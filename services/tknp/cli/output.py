@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,6 +13,8 @@ from tknp.errors import CheckpointError, InvalidValue
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message
+
+    from tknp.v1.common_pb2 import Block
 
     # Messages carry the C implementation's own descriptors.
     from google._upb._message import Descriptor as NativeDescriptor  # isort: skip
@@ -74,12 +77,18 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 
 def roots_text(layer_start: int, layer_stop: int, embedding: bool, head: bool) -> str:
-    """What a node roots: `embedding, layers 0-14`."""
+    """What a node holds of one block: `embedding, layers 0-14`."""
     parts = ["embedding"] if embedding else []
     if layer_stop > layer_start:
         parts.append(f"layers {layer_start}-{layer_stop - 1}")
     parts += ["head"] if head else []
     return ", ".join(parts) or "attention only"
+
+
+def blocks_text(blocks: Iterable[Block]) -> str:
+    """What a node holds: its blocks, or that it has none."""
+    texts = [roots_text(b.layer_start, b.layer_stop, b.embedding, b.head) for b in blocks]
+    return " + ".join(texts) or roots_text(0, 0, embedding=False, head=False)
 
 
 def plain(message: Message) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tknp.cli.options import client_for, target_options
-from tknp.cli.output import NOTHING, out, plain, plural, roots_text, seconds_text, size_text
+from tknp.cli.output import NOTHING, blocks_text, out, plain, plural, seconds_text, size_text
 from tknp.cli.readiness import phase_text
 from tknp.client import Client
 from tknp.v1 import common_pb2
 from tknp.v1.common_pb2 import Progress
-from tknp.v1.coordinator_pb2 import NodeStatus, Status
+from tknp.v1.coordinator_pb2 import NodeStatus, Status, StreamStatus
 
 BAR_WIDTH = 14
 
@@ -30,8 +30,10 @@ def title(status: Status) -> Text:
     if status.phase == common_pb2.PHASE_FAILED:
         style = "red"
     nodes = f"{plural(len(status.nodes), 'node')} x TP {status.tp}"
+    copies = f"{status.copies} copies" if status.copies > 1 else ""
+    streams = f"{len(status.streams)} streams" if len(status.streams) > 1 else ""
     facts = (
-        phase_text(status.phase), status.dtype, status.strategy.upper(), nodes,
+        phase_text(status.phase), status.dtype, status.strategy.upper(), nodes, copies, streams,
         f"epoch {status.epoch}",
     )  # fmt: skip
     return (
@@ -72,7 +74,7 @@ def services_table(status: Status) -> Table:
     for column in ("requests", "step"):
         table.add_column(column, justify="right", no_wrap=True)
     for node in status.nodes:
-        roots = roots_text(node.layer_start, node.layer_stop, node.embedding, node.head)
+        roots = blocks_text(node.blocks)
         table.add_row(
             f"node {node.node}",
             _facts(roots, node.progress, *node.addresses, size_text(node.weight_bytes)),
@@ -82,6 +84,27 @@ def services_table(status: Status) -> Table:
         sends = f"prompts, KV by {replica.kv_transfer or status.kv_transfer or NOTHING}"
         facts = _facts(sends, replica.progress, *replica.addresses)
         table.add_row(f"prefill {index}", facts, "", f"{replica.requests:,}", "")
+    return table
+
+
+def route_text(stream: StreamStatus) -> str:
+    """Where the layers of a stream run: `0: layers 0-14, 1: layers 15-29`."""
+    route = [f"{r.node}: {r.layer_start}-{r.layer_stop - 1}" for r in stream.roots]
+    return f"node {', '.join(route)}" if route else "every layer on all nodes"
+
+
+def streams_table(status: Status) -> Table:
+    """What runs in each stream, and where its layers do."""
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
+    for column in ("stream", "layers at their roots"):
+        table.add_column(column)
+    for column in ("running", "steps"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for stream in status.streams:
+        table.add_row(
+            f"stream {stream.stream}", route_text(stream), f"{stream.running:,}",
+            f"{stream.steps:,}",
+        )  # fmt: skip
     return table
 
 
@@ -95,6 +118,8 @@ def counts_text(status: Status) -> Text:
         f"{status.refused:,} refused · {status.failed:,} failed"
     )
     rest = f"{plural(status.steps, 'step')} · up {uptime_text(status.uptime_s)}"
+    if status.preemptions:
+        rest += f" · {status.preemptions:,} made room and were computed again"
     return Text(f"  {now}\n").append(f"  {past}\n  {rest}", style="dim")
 
 
@@ -118,9 +143,11 @@ def show(console: Console, status: Status) -> None:
         f"  contexts up to {plural(status.max_model_len, 'token')}, pages of {status.page_size}"
     )
     parts: list[RenderableType] = [
-        Text(), title(status), Text(limits, style="dim"), Text(), services_table(status),
-        Text(), counts_text(status),
+        Text(), title(status), Text(limits, style="dim"), Text(), services_table(status), Text(),
     ]  # fmt: skip
+    if len(status.streams) > 1:
+        parts += [streams_table(status), Text()]
+    parts.append(counts_text(status))
     if status.error:
         parts.append(Text(f"  {status.error}", style="red"))
     console.print(Group(*parts))

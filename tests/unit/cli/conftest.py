@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from tknp.v1 import common_pb2, coordinator_pb2_grpc, inference_pb2_grpc
-from tknp.v1.common_pb2 import Alternative, Logprobs, Progress
+from tknp.v1.common_pb2 import Alternative, Block, Logprobs, Progress
 from tknp.v1.coordinator_pb2 import GetStatusRequest, NodeStatus, PrefillStatus, Status
 from tknp.v1.inference_pb2 import (
     Accepted,
@@ -37,12 +37,14 @@ def ready_status() -> Status:
         steps=9_007_199_254_740_993, kv_transfer="grpc", uptime_s=3723.0,
         nodes=[
             NodeStatus(
-                node=0, addresses=["127.0.0.1:11"], progress=ready, layer_stop=15, embedding=True,
-                head=True, weight_bytes=300 * 2**20, kv_bytes=2**29, pages=100, used_pages=90,
+                node=0, addresses=["127.0.0.1:11"], progress=ready,
+                blocks=[Block(layer_stop=15, embedding=True, head=True)],
+                weight_bytes=300 * 2**20, kv_bytes=2**29, pages=100, used_pages=90,
                 capacity_tokens=6336, kv_tokens=5000, requests=2, step_s=0.0123,
             ),
             NodeStatus(
-                node=1, addresses=["127.0.0.1:12"], progress=ready, layer_start=15, layer_stop=30,
+                node=1, addresses=["127.0.0.1:12"], progress=ready,
+                blocks=[Block(layer_start=15, layer_stop=30)],
                 weight_bytes=200 * 2**20, kv_bytes=2**29, pages=100, capacity_tokens=6336,
             ),
         ],
@@ -122,7 +124,7 @@ class FakePool(inference_pb2_grpc.InferenceServicer, coordinator_pb2_grpc.Coordi
             yield GenerateResponse(
                 finish=Finish(
                     reason=common_pb2.FINISH_REASON_STOP, prompt_tokens=len(prompt),
-                    completion_tokens=len(words), owner=1, timings=timings,
+                    completion_tokens=len(words), owners=[1], timings=timings,
                 )
             )  # fmt: skip
 

@@ -33,7 +33,7 @@ def test_completion_times_tokens_and_not_messages() -> None:
     completion.add(GenerateResponse(token_ids=pack_ids([1, 2]), text="ab"), 11.0)
     assert (completion.ttft_s, completion.itl_s, completion.total_s) == (1.0, None, None)
     completion.add(GenerateResponse(token_ids=pack_ids([3, 4, 5]), text="c"), 14.0)
-    completion.add(GenerateResponse(text="d", finish=Finish(owner=1)), 15.0)
+    completion.add(GenerateResponse(text="d", finish=Finish(owners=[1])), 15.0)
     assert (completion.ttft_s, completion.itl_s, completion.total_s) == (1.0, 1.0, 5.0)
     assert (completion.text, completion.token_ids) == ("abcd", [1, 2, 3, 4, 5])
     assert (completion.request_id, completion.prompt_tokens) == ("r", 4)

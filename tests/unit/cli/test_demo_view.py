@@ -24,7 +24,7 @@ def completion(*times: float, owner: int = 0) -> Completion:
     result = Completion(0.0)
     for time in times:
         result.add(GenerateResponse(token_ids=pack_ids([1])), time)
-    result.add(GenerateResponse(finish=Finish(owner=owner)), times[-1])
+    result.add(GenerateResponse(finish=Finish(owners=[owner])), times[-1])
     return result
 
 

@@ -47,7 +47,7 @@ def test_json_reports_every_fact(fake_pool: Any) -> None:
     entry = {"logprob": -0.5, "alternatives": [{"token_id": 7, "logprob": -2.5}]}
     assert record == {
         "request_id": "r-1", "token_ids": [0, 1, 2], "text": "z y x ", "finish_reason": "stop",
-        "owner": 1, "prompt_tokens": 5, "completion_tokens": 3,
+        "owners": [1], "prompt_tokens": 5, "completion_tokens": 3,
         "logprobs": [{"token_id": i, **entry} for i in range(3)],
     }  # fmt: skip
     assert 0 < timings["ttft_s"] <= timings["total_s"]

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +13,13 @@ from tknp.cli.local_pool import LocalPool, check, commands, cores, target_of
 from tknp.cli.ports import check_free, free_ports, highest_safe_port
 from tknp.config import read_pool, write_pool
 from tknp.errors import CheckpointError, InvalidValue
+from tknp.pool import open_pool
 
 
 @pytest.fixture
-def local() -> LocalPool:
-    return LocalPool("tiny", nodes=2, tp=2, prefill=1, prefill_tp=2, host="127.0.0.1", port=0)
+def local(random_checkpoint: Callable[..., Path]) -> LocalPool:
+    model = str(random_checkpoint(layers=4, q_heads=8, kv_heads=2))
+    return LocalPool(model, nodes=2, tp=2, prefill=1, prefill_tp=2, host="127.0.0.1", port=0)
 
 
 def test_a_pool_has_distinct_loopback_addresses_and_defaults(
@@ -41,6 +45,44 @@ def test_unequal_memories_replace_the_kv_budget(local: LocalPool) -> None:
         replace(local, memories=(3,)).configure()
     with pytest.raises(InvalidValue, match="not both"):
         replace(local, memories=(3, 4), settings={"kv_memory_bytes": 5}).configure()
+
+
+@pytest.mark.parametrize(
+    ("kvp", "settings", "grid", "streams"),
+    [
+        (None, {}, (2, 2), 1),
+        (None, {"copies": 2}, (2, 2), 2),
+        (None, {"strategy": "dp"}, (2, 2), 2),
+        (None, {"strategy": "pp"}, (2, 2), 2),
+        (None, {"strategy": "pp", "microbatches": 1}, (2, 2), 1),
+        (None, {"strategy": "tp"}, (1, 4), 1),
+        (4, {"strategy": "helix", "overlap": 4}, (4, 1), 1),
+    ],
+)
+def test_a_strategy_groups_the_ranks(
+    kvp: int | None,
+    settings: dict[str, Any],
+    grid: tuple[int, int],
+    streams: int,
+    local: LocalPool,
+) -> None:
+    pool = replace(local, kvp=kvp, settings=settings).configure()
+    assert (len(pool.nodes), pool.tp) == grid
+    assert {name: getattr(pool, name) for name in settings} == settings
+    layout = open_pool(pool).layout
+    assert (layout.nodes, layout.tp, layout.streams, layout.domain_ranks) == (*grid, streams, 2)
+
+
+def test_what_a_strategy_can_not_be_is_refused_by_the_flags_name(local: LocalPool) -> None:
+    for change, message in (
+        ({"settings": {"strategy": "dp", "copies": 2}}, "copies=2: dp has no copies"),
+        ({"kvp": 2}, "kvp=2: tknp has no kvp"),
+        ({"nodes": 3, "settings": {"copies": 2}}, "copies=2: block b has its second root"),
+        ({"kvp": 4, "memories": (10**8, 10**9), "settings": {"strategy": "helix"}},
+         "memory=(100000000, 1000000000): give equal sizes"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidValue, match=f"^{re.escape(message)}"):
+            replace(local, **change).configure()  # type: ignore[arg-type]
 
 
 def test_a_taken_port_is_refused(local: LocalPool) -> None:

@@ -23,6 +23,23 @@ def test_table_fits_80_columns_and_names_every_service(fake_pool: Any) -> None:
         assert fact in result.stdout
 
 
+def test_streams_are_shown_with_their_roots(fake_pool: Any) -> None:
+    status = fake_pool.status
+    status.copies, status.preemptions = 2, 3
+    for stream, order in enumerate([(0, 1), (1, 0)]):
+        shown = status.streams.add(stream=stream, running=4 + stream, steps=1000)
+        for block, node in enumerate(order):
+            shown.roots.add(node=node, layer_start=15 * block, layer_stop=15 * block + 15)
+        status.nodes[stream].blocks.add(layer_start=15, layer_stop=30)
+    result = CliRunner().invoke(main, ["status", "--target", fake_pool.target])
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    for fact in (
+        "TKNP · 2 nodes x TP 1 · 2 copies · 2 streams", "layers 15-29 + layers 15-29",
+        "node 0: 0-14, 1: 15-29", "node 1: 0-14, 0: 15-29", "3 made room and were computed again",
+    ):  # fmt: skip
+        assert fact in result.stdout
+
+
 def test_a_service_that_is_not_ready_says_why(fake_pool: Any) -> None:
     fake_pool.status.ready = False
     fake_pool.status.phase = common_pb2.PHASE_FAILED
