@@ -125,5 +125,5 @@ def _ending(message: GenerateResponse, counted: int) -> Ending:
         queue_s=timings.queue_s if timings else None,
         prefill_s=timings.prefill_s if timings else None,
         server_ttft_s=timings.ttft_s if timings else None,
-        owner=finish.owner,
+        owner=finish.owners[0] if finish.owners else None,
     )

@@ -32,9 +32,7 @@ def pool_view(upstream: Upstream) -> dict[str, Any]:
             {
                 "node": node.node,
                 "phase": Phase.Name(node.progress.phase).removeprefix("PHASE_").lower(),
-                "layers": [node.layer_start, node.layer_stop],
-                "embedding": node.embedding,
-                "head": node.head,
+                "blocks": [[block.layer_start, block.layer_stop] for block in node.blocks],
                 "requests": node.requests,
                 "kv_tokens": node.kv_tokens,
                 "capacity_tokens": node.capacity_tokens,
