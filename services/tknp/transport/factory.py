@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,6 +18,7 @@ from tknp.errors import InvalidValue
 from tknp.layout.rank import Rank
 from tknp.transport import distributed, shared_memory
 from tknp.transport.base import Transport
+from tknp.transport.lane import LaneFactory, PythonLane
 from tknp.transport.local import LocalHub
 
 
@@ -33,11 +34,13 @@ def join(
     timeout_s: float,
     device: torch.device,
     interface: str = "",
+    choose_lanes: Callable[[], LaneFactory] | None = None,
 ) -> Transport:
     """Join the ranks at `addresses` (HOST:PORT of their services) and return once all have come.
 
     `meeting`: HOST:PORT of rank (0, 0) that names this set of ranks and, where they are on several
-    hosts, is where they meet. A single rank joins nobody. Raises as the transports' `connect` do.
+    hosts, is where they meet. `choose_lanes` is asked for what moves messages if that is shared
+    memory; None: Python. A single rank joins nobody. Raises as the transports' `connect` do.
     """
     if nodes * tp == 1:
         return LocalHub(1, 1, timeout_s).transport(rank)
@@ -46,7 +49,10 @@ def join(
     local = all(_loopback(address) for address in addresses)
     if kind == "shared_memory" or (kind == "auto" and device.type == "cpu" and local):
         name = re.sub(r"[^A-Za-z0-9]", "-", meeting)
-        return shared_memory.connect(rank, nodes, tp, pool=name, epoch=epoch, timeout_s=timeout_s)
+        return shared_memory.connect(
+            rank, nodes, tp, pool=name, epoch=epoch, timeout_s=timeout_s,
+            lanes=choose_lanes() if choose_lanes else PythonLane,
+        )  # fmt: skip
     return distributed.connect(
         rank, nodes, tp,
         backend="gloo" if device.type == "cpu" else "nccl", store_address=meeting, epoch=epoch,
