@@ -27,7 +27,11 @@ from harness.report import Row, Target, note
 
 from tknp.cli.ports import free_ports
 from tknp.config import DataPlane
+<<<<<<< HEAD
 from tknp.layout.derive import derive
+=======
+from tknp.kernels.mailbox import choose_lanes
+>>>>>>> main
 from tknp.layout.layout import NodeSpec, make_layout
 from tknp.layout.program import sent_bytes
 from tknp.layout.rank import Rank
@@ -37,8 +41,14 @@ from tknp.model.checkpoint import open_checkpoint
 from tknp.model.shard import Shard
 from tknp.transport.base import Transport
 from tknp.transport.factory import join
+from tknp.transport.lane import LaneFactory
 
-KINDS: tuple[DataPlane, ...] = ("shared_memory", "distributed")
+WIRES: dict[str, tuple[DataPlane, Callable[[], LaneFactory] | None]] = {
+    "shared memory": ("shared_memory", choose_lanes),
+    "shared memory without a compiler": ("shared_memory", None),
+    "gloo": ("distributed", None),
+}
+OURS, OTHERS = "shared memory", ("shared memory without a compiler", "gloo")
 BATCHES = (8, 32, 128)
 LATENCY_US, SHARE, OVERHEAD = 15.0, 0.02, 1.01
 BATCH, CONTEXT = 8, 512
@@ -46,11 +56,12 @@ ROOT, OWNER = Rank(0, 0), Rank(1, 0)
 TIMEOUT_S = 60.0
 
 
-def connect(rank: Rank, kind: DataPlane, meeting: str) -> Transport:
+def connect(rank: Rank, wire: str, meeting: str) -> Transport:
     torch.set_num_threads(1)
+    kind, choose = WIRES[wire]
     return join(
         rank, 2, 1, kind=kind, addresses=[meeting, meeting], meeting=meeting, epoch=1,
-        timeout_s=TIMEOUT_S, device=torch.device("cpu"),
+        timeout_s=TIMEOUT_S, device=torch.device("cpu"), choose_lanes=choose,
     )  # fmt: skip
 
 
@@ -61,9 +72,9 @@ def buffers(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return qkv, torch.ones(rows, shard.q_width, dtype=torch.bfloat16)
 
 
-def own(kind: DataPlane, meeting: str, rows: int, layers: int) -> None:
+def own(wire: str, meeting: str, rows: int, layers: int) -> None:
     """The owner's side: takes QKV rows, gives attention rows back, at once."""
-    transport = connect(OWNER, kind, meeting)
+    transport = connect(OWNER, wire, meeting)
     qkv, attention = buffers(rows)
     for _ in range(layers):
         transport.post([], [(ROOT, qkv)], stream=0).wait()
@@ -71,13 +82,13 @@ def own(kind: DataPlane, meeting: str, rows: int, layers: int) -> None:
     transport.close()
 
 
-def latency_us(kind: DataPlane, rows: int, layers: int) -> float:
+def latency_us(wire: str, rows: int, layers: int) -> float:
     """Median microseconds of a scatter of `rows` rows and the gather of their outputs."""
     meeting = f"127.0.0.1:{free_ports(1)[0]}"
     owner = subprocess.Popen(
-        [sys.executable, __file__, "--own", kind, meeting, str(rows), str(layers)]
+        [sys.executable, __file__, "--own", wire, meeting, str(rows), str(layers)]
     )
-    transport = connect(ROOT, kind, meeting)
+    transport = connect(ROOT, wire, meeting)
     qkv, attention = buffers(rows)
     seconds = []
     for _ in range(layers):
@@ -93,13 +104,16 @@ def latency_us(kind: DataPlane, rows: int, layers: int) -> float:
 
 def latencies(layers: int) -> list[Row]:
     rows = []
-    for kind in KINDS:
-        for batch in BATCHES:
-            name = f"{kind}: scatter and gather a layer, {batch} rows, half of them remote"
-            bounded = kind == "shared_memory" and batch == 32
+    for batch in BATCHES:
+        us = {wire: latency_us(wire, batch // 2, layers) for wire in WIRES}
+        note(
+            f"  {batch} rows: " + ", ".join(f"{wire} {value:.1f} us" for wire, value in us.items())
+        )
+        for other in OTHERS:
+            name = f"scatter and gather a layer, {batch} rows, half of them remote; peer: {other}"
+            bounded = batch == 32 and other == OTHERS[0]
             target = Target("ours", most=LATENCY_US) if bounded else None
-            rows.append(Row(name, latency_us(kind, batch // 2, layers), "us", target=target))
-            note(f"  {name}: {rows[-1].ours:.1f} us")
+            rows.append(Row(name, us[OURS], "us", us[other], target))
     return rows
 
 
@@ -147,8 +161,8 @@ def main() -> None:
     arguments.add_argument("--own", nargs=4, help=argparse.SUPPRESS)
     options: argparse.Namespace = arguments.parse_args()
     if options.own:  # this script's own second process
-        kind, meeting, count, layers = options.own
-        own(kind, meeting, int(count), int(layers))
+        wire, meeting, count, layers = options.own
+        own(wire, meeting, int(count), int(layers))
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = latencies(200 if options.quick else 5000)

@@ -27,13 +27,23 @@ import pytest
 import torch
 
 from tknp.errors import DeadlineExceeded, InvalidValue, Unavailable
+from tknp.kernels.mailbox import choose_lanes
 from tknp.layout.rank import Rank
 from tknp.transport import distributed, shared_memory
+<<<<<<< HEAD
 from tknp.transport.base import Transport, Work
+=======
+from tknp.transport.base import Transport
+from tknp.transport.lane import LaneFactory, PythonLane
+>>>>>>> main
 from tknp.transport.local import LocalHub
 
 TIMEOUT_S = 30.0
 WORKERS = 3
+LANES: dict[str, Callable[[], LaneFactory]] = {
+    "shared_memory": choose_lanes,
+    "shared_memory_in_python": lambda: PythonLane,
+}
 
 
 # --- the contract: each case is run by every rank at once -----------------------------------------
@@ -517,7 +527,8 @@ def obey(command: dict[str, Any], wires: dict[int, Transport]) -> None:
             )
         else:
             name = command["store"].replace(":", "-").replace(".", "-")
-            wires[epoch] = shared_memory.connect(*pool, pool=name, streams=6, **common)
+            lanes = LANES[command["kind"]]()
+            wires[epoch] = shared_memory.connect(*pool, pool=name, streams=6, lanes=lanes, **common)
     elif command["do"] == "run":
         globals()[command["case"]](wires[epoch])
     else:
@@ -554,7 +565,7 @@ def store() -> str:
 Connect = Callable[..., Any]
 
 
-@pytest.fixture(params=["local", "gloo", "shared_memory"])
+@pytest.fixture(params=["local", "gloo", *LANES])
 def pool(request: pytest.FixtureRequest, store: str) -> Iterator[Connect]:
     """Make pools of the implementation under test; they are closed with the test."""
     pools: list[Pool] = []
@@ -602,7 +613,7 @@ def test_abort_wakes_waiters_and_peers(pool: Connect) -> None:
     ranks.run(find_rank_0_lost, range(1, 3))
 
 
-@pytest.mark.parametrize("pool", ["gloo", "shared_memory"], indirect=True)
+@pytest.mark.parametrize("pool", ["gloo", *LANES], indirect=True)
 def test_a_killed_peer_is_noticed(pool: Connect) -> None:
     ranks = pool(3, 1)
     ranks.start(find_rank_2_lost, range(2))

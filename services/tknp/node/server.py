@@ -13,6 +13,7 @@ import torch
 from tknp.attention_owner.service import OwnerService
 from tknp.config import PoolConfig
 from tknp.decode_root.service import RootService
+from tknp.kernels.mailbox import choose_lanes
 from tknp.layout.rank import Rank
 from tknp.metrics.http import MetricsServer
 from tknp.pool import Pool, open_pool
@@ -46,7 +47,11 @@ def data_plane(pool: Pool, rank: Rank, device: torch.device) -> Transport:
         rank, pool.layout.nodes, pool.layout.tp, kind=config.transport,
         addresses=[a for node in config.nodes for a in node.addresses], meeting=config.data_plane,
         epoch=config.epoch, timeout_s=config.timeout_s, device=device, interface=config.interface,
+<<<<<<< HEAD
         streams=pool.layout.streams,
+=======
+        choose_lanes=choose_lanes,
+>>>>>>> main
     )  # fmt: skip
 
 

@@ -7,6 +7,9 @@
 message begins on a 64-byte line with its sequence number, size and dtype. A message larger than
 the room left is moved piece by piece, as the reader makes room.
 
+This is the Python end; `kernels/csrc/mailbox.cpp` is the compiled one, and either may be at the
+other side.
+
 Memory order: the writer loads tail, stores payload, stores head; the reader loads head, loads
 payload, stores tail. Only a store followed by a load of another word may change places on x86-64,
 and none of these pairs is one; aligned 8-byte accesses are atomic there, and glibc's memmove fences
@@ -35,6 +38,30 @@ _DTYPES = (
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 
+def code_of(dtype: torch.dtype) -> int:
+    """What stands for `dtype` in a header."""
+    return _CODES.get(dtype, len(_DTYPES))
+
+
+def mismatch(
+    words: memoryview, position: int, capacity: int, expected: tuple[int, int, int]
+) -> ProtocolError | None:
+    """What is wrong with the header at `position`, for its (sequence number, bytes, dtype code)."""
+    at = _DATA + position % capacity // 8
+    found = words[at], words[at + 1], words[at + 2]
+    if found == expected:
+        return None
+    (message, nbytes, code), (next_message, size, wanted) = found, expected
+    return ProtocolError(
+        f"message {message} has {nbytes} bytes of {_name(code)}, expected message "
+        f"{next_message} with {size} bytes of {_name(wanted)}"
+    )
+
+
+def _name(code: int) -> str:
+    return str(_DTYPES[code]) if code < len(_DTYPES) else "unknown dtype"
+
+
 class Part:
     """One message on its way: a tensor to read from or to fill, and how far it got."""
 
@@ -44,7 +71,7 @@ class Part:
         self.tensor = tensor  # keeps the memory at `address` alive
         self.address = tensor.data_ptr()
         self.nbytes = tensor.nbytes
-        self.code = _CODES.get(tensor.dtype, len(_DTYPES))
+        self.code = code_of(tensor.dtype)
         self.moved = -1  # -1: its header has not been moved either
 
     @property
@@ -104,14 +131,10 @@ class Ring:
         return part.done
 
     def _check_header(self, part: Part) -> None:
-        at = _DATA + self._position % self._capacity // 8
-        message, nbytes, code = self._words[at], self._words[at + 1], self._words[at + 2]
-        if (message, nbytes, code) != (self._messages, part.nbytes, part.code):
-            dtype = _DTYPES[code] if code < len(_DTYPES) else "unknown dtype"
-            raise ProtocolError(
-                f"message {message} has {nbytes} bytes of {dtype}, expected message "
-                f"{self._messages} with {part.nbytes} bytes of {part.tensor.dtype}"
-            )
+        expected = self._messages, part.nbytes, part.code
+        error = mismatch(self._words, self._position, self._capacity, expected)
+        if error is not None:
+            raise error
         self._messages += 1
 
     def _move(self, part: Part, size: int, *, into_ring: bool) -> None:

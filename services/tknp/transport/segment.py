@@ -28,6 +28,8 @@ PREFIX = "tknp-rings-"  # of this file alone: sweep removes what nobody holds
 HEADER_BYTES = 320
 _MAGIC = 0x31_50_4E_4B_54  # "TKNP1"
 _MAGIC_WORD, _ATTACHED_WORD, _LOST_WORD = 0, 1, 2
+LOST_OFFSET = 8 * _LOST_WORD
+"""Where in the memory a word other than 0 shows that its creator takes no part any more."""
 _REASON = slice(64, HEADER_BYTES)
 
 

@@ -2,11 +2,12 @@
 
 Every rank makes one segment: its inbox, with a ring for each (peer, stream). Sending copies into
 the receiver's inbox, receiving copies out of one's own; both are plain memory copies on the
-calling thread. A message that fits its ring is sent when `post` returns; the rest of a larger one
-moves while this rank waits for anything on that stream.
+calling thread, by compiled code or by Python (`lane.py`). A message that fits its ring is sent when
+`post` returns; the rest of a larger one moves while this rank waits for anything on that stream.
 
 Waiting spins, then yields the core, then sleeps in short steps, so that a rank that waits for a
-whole layer of another's work doesn't take the core which does it.
+whole layer of another's work doesn't take the core which does it. Every few milliseconds it looks
+after its peers and its deadline.
 
 A rank shows its own abort or close in its segment; its death shows in the segment's lock
 (`segment.py`). Both are looked at while waiting only, after the rings are empty: what a rank sent
@@ -15,94 +16,64 @@ before it went arrives.
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import re
 import time
+<<<<<<< HEAD
 from collections import deque
 from collections.abc import Callable, Sequence
+=======
+from collections.abc import Sequence
+>>>>>>> main
 from typing import NoReturn
 
 from tknp.errors import DeadlineExceeded, InvalidValue, ProtocolError, TknpError, Unavailable
 from tknp.layout.rank import Rank
 from tknp.transport.base import Message, Transport, Work
-from tknp.transport.point_to_point import PointToPointTransport, check_rank, describe
-from tknp.transport.ring import LINE, PREFIX_BYTES, Part, Ring
+from tknp.transport.lane import Lane, LaneFactory, PythonLane, Wire
+from tknp.transport.point_to_point import DONE, PointToPointTransport, check_rank, describe
+from tknp.transport.ring import LINE, PREFIX_BYTES
 from tknp.transport.segment import HEADER_BYTES, Segment, sweep
 
-_SPINS = 100  # about 50 us of looking without leaving the core
-_YIELD_S = 0.002  # then this long of looking and yielding
-_SLEEP_S = 0.000_05  # then sleeps; the kernel makes it about 0.1 ms
-# Called so, it lets other threads of this process have the interpreter too; os.sched_yield doesn't.
-_yield_core = ctypes.CDLL(None).sched_yield
 _MEET_S = 0.001  # between two looks for peers while connecting
-_LOOK_S = 0.002  # how often a waiter looks after its peers
-
-
-class _Channel:
-    """One direction between this rank and a peer on a stream, with its messages under way."""
-
-    __slots__ = ("move", "peer", "queue", "sends")
-
-    def __init__(self, peer: Rank, sends: bool, move: Callable[[Part], bool]) -> None:
-        self.peer = peer
-        self.sends = sends
-        self.move = move
-        self.queue: deque[Part] = deque()
-
-
-class _Lane:
-    """The channels of one stream; only that stream's thread touches it."""
-
-    def __init__(self, outgoing: dict[Rank, _Channel], incoming: dict[Rank, _Channel]) -> None:
-        self.outgoing = outgoing
-        self.incoming = incoming
-        self.busy: list[_Channel] = []  # those whose queue is not empty
-
-    def enqueue(self, channel: _Channel, part: Part) -> None:
-        if not channel.queue:
-            self.busy.append(channel)
-        channel.queue.append(part)
-
-    def progress(self) -> None:
-        """Move what can be moved now, on every channel: a peer may need it to serve another."""
-        for channel in self.busy:
-            queue = channel.queue
-            while queue and channel.move(queue[0]):
-                queue.popleft()
-        self.busy = [channel for channel in self.busy if channel.queue]
+_LOOK_NS = 2_000_000  # how often a waiter looks after its peers
 
 
 class _Exchange:
     def __init__(
         self,
         transport: SharedMemoryTransport,
-        lane: _Lane,
-        parts: list[tuple[_Channel, Part]],
+        lane: Lane,
+        first: int,
+        stop: int,
         stream: int,
         operation: str,
     ) -> None:
         self._transport = transport
         self._lane = lane
-        self._parts = parts
+        self._first, self._stop = first, stop
         self._stream = stream
         self._operation = operation
         self._error: TknpError | None = None
+<<<<<<< HEAD
         self._asked = self._looked = 0.0
+=======
+        self._since_ns = self._looked_ns = 0
+>>>>>>> main
 
     def wait(self) -> None:
         if self._error is not None:
             raise self._error
-        if not self._parts:
-            return
         try:
-            self._wait()
+            if not self._lane.done(self._first, self._stop):
+                self._wait()
         except TknpError as error:
             self._fail(error)
 
     def done(self) -> bool:
         if self._error is not None:
             raise self._error
+<<<<<<< HEAD
         if not self._parts:
             return True
         try:
@@ -150,29 +121,61 @@ class _Exchange:
                 _yield_core()
             else:
                 time.sleep(_SLEEP_S)
+=======
+        try:
+            if self._lane.done(self._first, self._stop):
+                return True
+            now = self._begin()
+            if now >= self._looked_ns + _LOOK_NS:
+                self._looked_ns = now
+                self._look_after_peers(now)
+        except TknpError as error:
+            self._fail(error)
+        return False
 
-    def _look_after_peers(self, waited_s: float) -> None:
+    def _wait(self) -> None:
+        now = self._begin()
+        while not self._lane.wait(self._first, self._stop, self._since_ns, now + _LOOK_NS):
+            now = time.monotonic_ns()
+            self._look_after_peers(now)
+>>>>>>> main
+
+    def _begin(self) -> int:
+        """The time, from which the deadline counts when this is the first call."""
+        now = time.monotonic_ns()
+        self._since_ns = self._since_ns or now
+        return now
+
+    def _fail(self, error: TknpError) -> NoReturn:
+        if isinstance(error, ProtocolError):
+            error = ProtocolError(f"{self._missing()}: {error}")
+        self._error = error
+        self._transport.abort(str(error))
+        raise error
+
+    def _look_after_peers(self, now_ns: int) -> None:
         """Raise if this exchange can't be expected to end."""
         transport = self._transport
         if transport.broken is not None:
             raise Unavailable(transport.broken)
-        for channel, part in self._parts:
-            reason = transport.why_lost(channel.peer)
+        for peer, sends in self._lane.missing(self._first, self._stop):
+            reason = transport.why_lost(peer)
             if reason is None:
                 continue
-            self._lane.progress()
-            if not part.done:
-                raise Unavailable(f"{self._missing()}; rank {channel.peer} is lost: {reason}")
-        if waited_s >= transport.timeout_s:
+            # What it sent before it went has arrived by now.
+            self._lane.done(self._first, self._stop)
+            if (peer, sends) in self._lane.missing(self._first, self._stop):
+                raise Unavailable(f"{self._missing()}; rank {peer} is lost: {reason}")
+        if now_ns - self._since_ns >= transport.timeout_s * 1e9:
             raise DeadlineExceeded(f"{self._missing()} not done after {transport.timeout_s} s")
 
     def _missing(self) -> str:
-        left = [channel for channel, part in self._parts if not part.done]
+        left = self._lane.missing(self._first, self._stop)
         return describe(
             self._operation,
             self._stream,
-            [channel.peer for channel in left if channel.sends],
-            [channel.peer for channel in left if not channel.sends],
+            [peer for peer, sends in left if sends],
+            [peer for peer, sends in left if not sends],
         )
 
 
@@ -189,24 +192,45 @@ class SharedMemoryTransport(PointToPointTransport):
         timeout_s: float,
         streams: int,
         ring_bytes: int,
+        lanes: LaneFactory,
     ) -> None:
         super().__init__(rank, nodes, tp, timeout_s)
         self.timeout_s = timeout_s
         self.broken: str | None = None
         self._segments = segments
-        peers = [peer for peer in segments if peer != rank]
+        self._peers = peers = frozenset(segments) - {rank}
 
-        def ring(reader: Rank, writer: Rank, stream: int) -> Ring:
+        def wire(peer: Rank, sends: bool, stream: int) -> Wire:
+            reader, writer = (peer, rank) if sends else (rank, peer)
             offset = _ring_offset(reader, writer, stream, tp, streams, ring_bytes)
-            return Ring(segments[reader].memory, offset, ring_bytes)
+            memory = segments[reader].memory
+            return Wire(peer, sends, memory, offset, ring_bytes, segments[peer].memory)
 
+        own = segments[rank].memory
         self._lanes = [
-            _Lane(
-                {p: _Channel(p, True, ring(p, rank, stream).push) for p in peers},
-                {p: _Channel(p, False, ring(rank, p, stream).pull) for p in peers},
+            lanes(
+                [wire(peer, sends, stream) for peer in sorted(peers) for sends in (True, False)],
+                own,
             )
             for stream in range(streams)
         ]
+
+    def post(self, sends: Sequence[Message], recvs: Sequence[Message], *, stream: int) -> Work:
+        # A layer takes two of these: what is usual passes with one look, the base class has the
+        # rest and the errors.
+        for messages in (sends, recvs):
+            for peer, tensor in messages:
+                if peer not in self._peers or not tensor.is_contiguous() or not tensor.numel():
+                    return super().post(sends, recvs, stream=stream)
+        work = self._start(sends, recvs, stream, "exchange")
+        if sends:
+            with self._count_lock:
+                for peer, tensor in sends:
+                    if peer.node == self.rank.node:
+                        self.sent_bytes.node_local += tensor.nbytes
+                    else:
+                        self.sent_bytes.cross_node += tensor.nbytes
+        return work
 
     def _start(
         self, sends: Sequence[Message], recvs: Sequence[Message], stream: int, operation: str
@@ -216,17 +240,8 @@ class SharedMemoryTransport(PointToPointTransport):
         if not 0 <= stream < len(self._lanes):
             raise InvalidValue("stream", stream, f"connected with streams={len(self._lanes)}")
         lane = self._lanes[stream]
-        parts = []
-        for peer, tensor in sends:
-            channel, part = lane.outgoing[peer], Part(tensor)
-            if channel.queue or not channel.move(part):
-                lane.enqueue(channel, part)
-                parts.append((channel, part))
-        for peer, tensor in recvs:
-            channel, part = lane.incoming[peer], Part(tensor)
-            lane.enqueue(channel, part)
-            parts.append((channel, part))
-        return _Exchange(self, lane, parts, stream, operation)
+        first, stop = lane.post(sends, recvs)
+        return _Exchange(self, lane, first, stop, stream, operation) if first < stop else DONE
 
     def why_lost(self, peer: Rank) -> str | None:
         """Why `peer` takes no part any more; None while it does."""
@@ -255,6 +270,7 @@ def connect(
     rendezvous_timeout_s: float = 300.0,
     streams: int = 2,
     ring_bytes: int = 512 * 1024,
+    lanes: LaneFactory = PythonLane,
 ) -> Transport:
     """Join the pool of `epoch` and return once every rank of it has.
 
@@ -266,6 +282,7 @@ def connect(
         streams: streams 0 to `streams` - 1 exist, the same number at every rank.
         ring_bytes: memory for each ordered pair of ranks and stream, a multiple of 64, the same at
             every rank. The segment of this rank takes (N T - 1) streams ring_bytes in all.
+        lanes: what moves the messages; ranks may differ in it.
 
     Raises:
         DeadlineExceeded: names the ranks that did not come.
@@ -300,8 +317,9 @@ def connect(
     finally:
         segments[rank].unlink()
     return SharedMemoryTransport(
-        rank, nodes, tp, segments, timeout_s=timeout_s, streams=streams, ring_bytes=ring_bytes
-    )
+        rank, nodes, tp, segments,
+        timeout_s=timeout_s, streams=streams, ring_bytes=ring_bytes, lanes=lanes,
+    )  # fmt: skip
 
 
 def _meet(

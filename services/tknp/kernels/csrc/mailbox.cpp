@@ -1,0 +1,209 @@
+// C interface: messages between ranks of one host. Rings and headers are laid out as in
+// transport/ring.py, whose Python end may be at the other side; mailbox.py mirrors the structures.
+#include <time.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+constexpr uint64_t kLine = 64;
+constexpr int kHead = 0, kTail = 8, kData = 16;  // in 8-byte words
+// A message is published piece by piece, so that its reader copies while its writer still does.
+constexpr uint64_t kPiece = 8192;
+constexpr int kLooks = 64;               // between two looks at the clock
+constexpr int64_t kSpinNs = 50'000;      // looking without leaving the core
+constexpr int64_t kYieldNs = 2'000'000;  // then looking and yielding it, then sleeping:
+constexpr int64_t kSleepNs = 50'000;
+
+// One end of a ring: the writer's if `sends`.
+struct End {
+  uint64_t* words;
+  const uint64_t* lost;  // not 0: the peer takes no part any more
+  uint64_t capacity;
+  uint64_t position;  // the head of a writer, the tail of a reader
+  uint64_t seen;      // the other end's position when last looked at
+  uint64_t messages;
+  int64_t sends;
+  uint64_t blocked;  // the last pass in which a message of this end was left unfinished
+};
+
+struct Part {
+  End* end;
+  char* address;
+  int64_t size;
+  int64_t code;
+  int64_t moved;  // -1: its header has not been moved either
+};
+
+struct Lane {
+  const uint64_t* lost;  // not 0: this rank takes no part any more
+  uint64_t pass;
+};
+
+uint64_t acquire(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+void release(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+
+uint64_t* header(const End& end) {
+  return end.words + kData + end.position % end.capacity / 8;
+}
+
+// One contiguous copy of at most `size` bytes between the part and the ring, around whose end the
+// next one goes on. Both sides pad to a line at the end of a message.
+void copy(End& end, Part& part, uint64_t size) {
+  const uint64_t at = end.position % end.capacity;
+  const uint64_t run = std::min(size, end.capacity - at);
+  char* ring = reinterpret_cast<char*>(end.words + kData) + at;
+  char* mine = part.address + part.moved;
+  if (end.sends) {
+    std::memcpy(ring, mine, run);
+  } else {
+    std::memcpy(mine, ring, run);
+  }
+  part.moved += static_cast<int64_t>(run);
+  end.position += (run + kLine - 1) / kLine * kLine;
+}
+
+bool push(End& end, Part& part) {
+  do {
+    const auto left = static_cast<uint64_t>(part.size - std::max<int64_t>(part.moved, 0));
+    uint64_t room = end.capacity - (end.position - end.seen);
+    if (room < left + kLine) {
+      end.seen = acquire(end.words + kTail);
+      room = end.capacity - (end.position - end.seen);
+      if (room == 0) return false;
+    }
+    if (part.moved < 0) {
+      uint64_t* line = header(end);
+      line[0] = end.messages++;
+      line[1] = static_cast<uint64_t>(part.size);
+      line[2] = static_cast<uint64_t>(part.code);
+      end.position += kLine;
+      room -= kLine;
+      part.moved = 0;
+    }
+    const uint64_t size = std::min({room, left, kPiece});
+    if (size > 0) copy(end, part, size);
+    release(end.words + kHead, end.position);
+  } while (part.moved < part.size);
+  return true;
+}
+
+enum class Pulled { kSome, kAll, kMismatch };
+
+Pulled pull(End& end, Part& part) {
+  do {
+    if (end.seen == end.position) {
+      end.seen = acquire(end.words + kHead);
+      if (end.seen == end.position) return Pulled::kSome;
+    }
+    if (part.moved < 0) {
+      const uint64_t* line = header(end);
+      if (line[0] != end.messages || line[1] != static_cast<uint64_t>(part.size) ||
+          line[2] != static_cast<uint64_t>(part.code))
+        return Pulled::kMismatch;
+      ++end.messages;
+      end.position += kLine;
+      part.moved = 0;
+    }
+    const auto left = static_cast<uint64_t>(part.size - part.moved);
+    const uint64_t size = std::min(left, end.seen - end.position);
+    if (size > 0) copy(end, part, size);
+    release(end.words + kTail, end.position);
+  } while (part.moved < part.size);
+  return Pulled::kAll;
+}
+
+// Move what can be moved now, in order within each end. Returns how many parts are unfinished, or
+// -1 - i if the message that arrived is not the one that part i expects.
+int64_t progress(Lane& lane, Part* parts, int64_t count) {
+  ++lane.pass;
+  int64_t unfinished = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    Part& part = parts[i];
+    if (part.moved == part.size) continue;
+    End& end = *part.end;
+    bool finished = false;
+    if (end.blocked != lane.pass) {
+      if (end.sends) {
+        finished = push(end, part);
+      } else {
+        const Pulled pulled = pull(end, part);
+        if (pulled == Pulled::kMismatch) return -1 - i;
+        finished = pulled == Pulled::kAll;
+      }
+    }
+    if (!finished) {
+      end.blocked = lane.pass;
+      ++unfinished;
+    }
+  }
+  return unfinished;
+}
+
+// Whether parts [first, stop) need no more waiting: finished, or with a peer that is lost.
+bool settled(const Part* parts, int64_t first, int64_t stop) {
+  bool finished = true;
+  for (int64_t i = first; i < stop; ++i) {
+    if (parts[i].moved == parts[i].size) continue;
+    if (acquire(parts[i].end->lost)) return true;
+    finished = false;
+  }
+  return finished;
+}
+
+int64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+}  // namespace
+
+extern "C" {
+// Send what there is room for of a message that nothing waits before: the bytes sent, -1 if none, not
+// even its header.
+int64_t tknp_mailbox_push(End* end, char* address, int64_t size, int64_t code) {
+  Part part{end, address, size, code, -1};
+  push(*end, part);
+  return part.moved;
+}
+
+int64_t tknp_mailbox_progress(Lane* lane, Part* parts, int64_t count) {
+  return progress(*lane, parts, count);
+}
+
+// Progress until parts [first, stop) are finished, this rank or a peer that they need is lost, or
+// the monotonic clock shows `until_ns`. `since_ns`: when this wait began; the longer ago, the less
+// it takes of the core, which a rank that it waits for may need. Returns as `progress` does.
+int64_t tknp_mailbox_wait(Lane* lane, Part* parts, int64_t count, int64_t first, int64_t stop,
+                          int64_t since_ns, int64_t until_ns) {
+  while (true) {
+    int64_t unfinished = 0;
+    for (int look = 0; look < kLooks; ++look) {
+      unfinished = progress(*lane, parts, count);
+      if (unfinished <= 0 || settled(parts, first, stop)) return unfinished;
+      pause();
+    }
+    const int64_t now = now_ns();
+    if (now >= until_ns || acquire(lane->lost)) return unfinished;
+    if (now - since_ns < kSpinNs) continue;
+    if (now - since_ns < kYieldNs) {
+      sched_yield();
+    } else {
+      const timespec sleep{0, kSleepNs};
+      nanosleep(&sleep, nullptr);
+    }
+  }
+}
+}
