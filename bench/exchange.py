@@ -27,11 +27,8 @@ from harness.report import Row, Target, note
 
 from tknp.cli.ports import free_ports
 from tknp.config import DataPlane
-<<<<<<< HEAD
-from tknp.layout.derive import derive
-=======
 from tknp.kernels.mailbox import choose_lanes
->>>>>>> main
+from tknp.layout.derive import derive
 from tknp.layout.layout import NodeSpec, make_layout
 from tknp.layout.program import sent_bytes
 from tknp.layout.rank import Rank

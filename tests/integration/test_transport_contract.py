@@ -30,12 +30,8 @@ from tknp.errors import DeadlineExceeded, InvalidValue, Unavailable
 from tknp.kernels.mailbox import choose_lanes
 from tknp.layout.rank import Rank
 from tknp.transport import distributed, shared_memory
-<<<<<<< HEAD
 from tknp.transport.base import Transport, Work
-=======
-from tknp.transport.base import Transport
 from tknp.transport.lane import LaneFactory, PythonLane
->>>>>>> main
 from tknp.transport.local import LocalHub
 
 TIMEOUT_S = 30.0

@@ -47,11 +47,8 @@ def data_plane(pool: Pool, rank: Rank, device: torch.device) -> Transport:
         rank, pool.layout.nodes, pool.layout.tp, kind=config.transport,
         addresses=[a for node in config.nodes for a in node.addresses], meeting=config.data_plane,
         epoch=config.epoch, timeout_s=config.timeout_s, device=device, interface=config.interface,
-<<<<<<< HEAD
         streams=pool.layout.streams,
-=======
         choose_lanes=choose_lanes,
->>>>>>> main
     )  # fmt: skip
 
 

@@ -34,22 +34,15 @@ def join(
     timeout_s: float,
     device: torch.device,
     interface: str = "",
-<<<<<<< HEAD
     streams: int = 1,
-=======
     choose_lanes: Callable[[], LaneFactory] | None = None,
->>>>>>> main
 ) -> Transport:
     """Join the ranks at `addresses` (HOST:PORT of their services) and return once all have come.
 
     `meeting`: HOST:PORT of rank (0, 0) that names this set of ranks and, where they are on several
-<<<<<<< HEAD
-    hosts, is where they meet. Messages travel on streams 0 to `streams` - 1. A single rank joins
+    hosts, is where they meet. Messages travel on streams 0 to `streams` - 1. `choose_lanes` is
+    asked for what moves messages if that is shared memory; None: Python. A single rank joins
     nobody. Raises as the transports' `connect` do.
-=======
-    hosts, is where they meet. `choose_lanes` is asked for what moves messages if that is shared
-    memory; None: Python. A single rank joins nobody. Raises as the transports' `connect` do.
->>>>>>> main
     """
     if nodes * tp == 1:
         return LocalHub(1, 1, timeout_s).transport(rank)
@@ -59,14 +52,9 @@ def join(
     if kind == "shared_memory" or (kind == "auto" and device.type == "cpu" and local):
         name = re.sub(r"[^A-Za-z0-9]", "-", meeting)
         return shared_memory.connect(
-<<<<<<< HEAD
-            rank, nodes, tp, pool=name, epoch=epoch, timeout_s=timeout_s, streams=streams
-        )
-=======
-            rank, nodes, tp, pool=name, epoch=epoch, timeout_s=timeout_s,
+            rank, nodes, tp, pool=name, epoch=epoch, timeout_s=timeout_s, streams=streams,
             lanes=choose_lanes() if choose_lanes else PythonLane,
         )  # fmt: skip
->>>>>>> main
     return distributed.connect(
         rank, nodes, tp,
         backend="gloo" if device.type == "cpu" else "nccl", store_address=meeting, epoch=epoch,

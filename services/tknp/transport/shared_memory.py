@@ -19,12 +19,7 @@ from __future__ import annotations
 import platform
 import re
 import time
-<<<<<<< HEAD
-from collections import deque
-from collections.abc import Callable, Sequence
-=======
 from collections.abc import Sequence
->>>>>>> main
 from typing import NoReturn
 
 from tknp.errors import DeadlineExceeded, InvalidValue, ProtocolError, TknpError, Unavailable
@@ -55,11 +50,7 @@ class _Exchange:
         self._stream = stream
         self._operation = operation
         self._error: TknpError | None = None
-<<<<<<< HEAD
-        self._asked = self._looked = 0.0
-=======
         self._since_ns = self._looked_ns = 0
->>>>>>> main
 
     def wait(self) -> None:
         if self._error is not None:
@@ -73,55 +64,6 @@ class _Exchange:
     def done(self) -> bool:
         if self._error is not None:
             raise self._error
-<<<<<<< HEAD
-        if not self._parts:
-            return True
-        try:
-            self._move()
-            if self._parts:
-                self._look_by_turns()
-        except TknpError as error:
-            self._fail(error)
-        return not self._parts
-
-    def _fail(self, error: TknpError) -> NoReturn:
-        self._error = error
-        self._transport.abort(str(error))
-        raise error
-
-    def _look_by_turns(self) -> None:
-        """`_look_after_peers`, but not at every call of `done`."""
-        now = time.monotonic()
-        self._asked = self._asked or now
-        if now - self._looked >= _LOOK_S:
-            self._looked = now
-            self._look_after_peers(now - self._asked)
-
-    def _move(self) -> None:
-        try:
-            self._lane.progress()
-        except ProtocolError as error:
-            raise ProtocolError(f"{self._missing()}: {error}") from error
-        self._parts = [item for item in self._parts if not item[1].done]
-
-    def _wait(self) -> None:
-        looks = 0
-        start = looked = 0.0
-        while self._parts:
-            self._move()
-            looks += 1
-            if looks < _SPINS or not self._parts:
-                continue
-            now = time.monotonic()
-            start = start or now
-            if now - looked >= _LOOK_S:
-                looked = now
-                self._look_after_peers(now - start)
-            if now - start < _YIELD_S:
-                _yield_core()
-            else:
-                time.sleep(_SLEEP_S)
-=======
         try:
             if self._lane.done(self._first, self._stop):
                 return True
@@ -138,7 +80,6 @@ class _Exchange:
         while not self._lane.wait(self._first, self._stop, self._since_ns, now + _LOOK_NS):
             now = time.monotonic_ns()
             self._look_after_peers(now)
->>>>>>> main
 
     def _begin(self) -> int:
         """The time, from which the deadline counts when this is the first call."""
