@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import waves
+from harness import alone, waves
 from harness.figures import draw
 from harness.options import finish, parser, tries
 from harness.report import Row, at_least, note
@@ -44,6 +44,7 @@ BATCHES = (4, 8, 16, 32, 64)
 TOKENS = 64
 # context -> offered batch from which on, least of DP run concurrently and of DP run alone, doubled
 TARGETS = {2048: (8, 1.9, 1.6), 1024: (64, 1.2, 1.15), 512: (64, 1.2, 1.1)}
+ALONE = "one node"  # harness/alone.py
 FIGURES = Path(__file__).parents[1] / "build/bench"
 _INSIDE = "TKNP_BENCH_NAMESPACE"
 
@@ -164,7 +165,7 @@ async def run(options: argparse.Namespace, cells: Cells) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    names = [variant.name for variant in VARIANTS]
+    names = [variant.name for variant in VARIANTS] + [ALONE]
     flags = parser(__doc__)
     add: Any = flags.add_argument
     add("--contexts", nargs="+", type=int, metavar="N", help="tokens of KV at release")
@@ -190,9 +191,10 @@ def main() -> None:
         delay(options.delay_us)
     cells = Cells(options.cells)
     asyncio.run(run(options, cells))
+    one_node = alone.rows(1, 20 if options.quick else 100) if ALONE in options.variants else []
     for path in draw(cells.all, options.figures) if cells.all else []:
         note(f"  {path}")
-    finish("Strategies", rows(cells.all), options)
+    finish("Strategies", rows(cells.all) + one_node, options)
 
 
 if __name__ == "__main__":
