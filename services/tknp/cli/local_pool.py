@@ -130,7 +130,7 @@ class LocalPool:
             for name in ("copies", "microbatches", "width", "overlap", "inside")
         }
         return grid(
-            open_checkpoint(self.model).config, Strategy(settings.get("strategy") or "tknp"),
+            open_checkpoint(self.model).config, Strategy(str(settings.get("strategy") or "tknp")),
             nodes=self.nodes, tp=self.tp, kvp=self.kvp, **asked,
         )  # fmt: skip
 
