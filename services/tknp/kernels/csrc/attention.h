@@ -175,12 +175,12 @@ inline void prepare_row(const Decode& d, int64_t row, int stride) {
   if (d.step.append[row])
     append(heads, qkv, position, d.step.table(row), d.step.lengths[row] - 1, d.k, d.v);
   for (int64_t h = 0; h < heads.q_heads; ++h) {
-    float rotated[kMaxHeadDim];
+    bf16 rotated[kMaxHeadDim];
     rotate(heads, qkv + h * heads.head_dim, position, rotated);
     Act* query = d.queries + (row * heads.q_heads + h) * stride;
     std::fill_n(query, stride, Act{0});
     for (int i = 0; i < heads.head_dim; ++i)
-      query[query_index(i)] = to_act(widen(narrow(rotated[i])));
+      query[query_index(i)] = to_act(widen(rotated[i]));
   }
 }
 

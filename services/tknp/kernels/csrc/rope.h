@@ -2,6 +2,8 @@
 // values in their page.
 #pragma once
 
+#include <algorithm>
+
 #include "threads.h"
 
 namespace tknp {
@@ -25,15 +27,22 @@ struct Heads {
 
 inline constexpr int kMaxHeadDim = 256;
 
-// In float; queries and keys are then rounded to bf16, as pages hold them.
-inline void rotate(const Heads& heads, const bf16* x, int64_t position, float* out) {
+// Computed in float and rounded to bf16, as pages hold keys.
+inline void rotate(const Heads& heads, const bf16* x, int64_t position, bf16* out) {
   const int64_t half = heads.head_dim / 2;
   const float* cos = heads.cos + position * half;
   const float* sin = heads.sin + position * half;
-  for (int64_t i = 0; i < half; ++i) {
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const Float a = load_bf16(x + i), b = load_bf16(x + i + half);
+    const Float c = load(cos + i), s = load(sin + i);
+    store_bf16(out + i, sub(mul(a, c), mul(b, s)));
+    store_bf16(out + i + half, add(mul(b, c), mul(a, s)));
+  }
+  for (; i < half; ++i) {
     const float a = widen(x[i]), b = widen(x[i + half]);
-    out[i] = a * cos[i] - b * sin[i];
-    out[i + half] = b * cos[i] + a * sin[i];
+    out[i] = narrow(a * cos[i] - b * sin[i]);
+    out[i + half] = narrow(b * cos[i] + a * sin[i]);
   }
 }
 
@@ -44,9 +53,7 @@ inline void append(const Heads& heads, const bf16* row, int64_t position, const 
   const bf16* values = keys + heads.kv_heads * heads.head_dim;
   for (int64_t h = 0; h < heads.kv_heads; ++h) {
     const int64_t at = heads.offset(table, token, h);
-    float rotated[kMaxHeadDim];
-    rotate(heads, keys + h * heads.head_dim, position, rotated);
-    for (int64_t d = 0; d < heads.head_dim; ++d) k_pages[at + d] = narrow(rotated[d]);
+    rotate(heads, keys + h * heads.head_dim, position, k_pages + at);
     std::copy_n(values + h * heads.head_dim, heads.head_dim, v_pages + at);
   }
 }
