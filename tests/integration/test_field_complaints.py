@@ -263,7 +263,7 @@ async def test_06_abort_of_a_request_reaches_prefill_and_owner_at_once(
         work = asyncio.create_task(generate(client, prompt(40)))
         await reached.wait()
         work.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await pages_return(pool)
             while True:
                 if not len(requests):
