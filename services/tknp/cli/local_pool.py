@@ -40,9 +40,10 @@ LOOPBACK = "127.0.0.1"
 ANY_HOSTS = ("0.0.0.0", "::", "[::]")
 DEFAULT_KV_MEMORY_BYTES = 512 * 2**20
 THREADS = "OMP_NUM_THREADS"
-# How long an idle thread of a rank spins before it sleeps (libgomp's default: milliseconds). The
-# processes of a local pool share its cores, and one that spins keeps another from its work.
-SPINS = {"GOMP_SPINCOUNT": "1000"}
+# How long an idle thread of a rank spins before it sleeps (libgomp's default: milliseconds): longer
+# than from one operation of a step to the next, since waking it costs more than that, but no more.
+# The processes of a local pool share its cores, and one that spins keeps another from its work.
+SPINS = {"GOMP_SPINCOUNT": "8000"}
 # Flags of `tknp up` whose names differ from the setting of the pool file that they fill.
 FLAGS = {
     "kv_memory_bytes": "kv_memory",

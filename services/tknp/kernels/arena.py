@@ -18,7 +18,9 @@ class Arena:
     """`elements` bfloat16, of which `take` hands out adjacent pieces."""
 
     def __init__(self, elements: int) -> None:
-        memory = mmap.mmap(-1, max(2 * elements, 1))
+        # Private: shared memory gets huge pages only where another setting allows it.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, max(2 * elements, 1), flags=flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         self._data = torch.frombuffer(memory, dtype=torch.bfloat16)
