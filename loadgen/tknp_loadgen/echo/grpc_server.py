@@ -6,6 +6,7 @@ import asyncio
 import struct
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -43,9 +44,7 @@ class GrpcEcho(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
         if self._server is not None:
             await self._server.stop(None)
 
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler | None:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         if handler_call_details.method != "/tknp.v1.Inference/Generate":
             return None
         return grpc.unary_stream_rpc_method_handler(self._generate)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -31,17 +32,21 @@ class Seen:
 
 
 class HttpEcho:
-    """A server on a loopback port. `keep_bodies`: remember what was asked."""
+    """A server on a loopback port. `keep_bodies`: remember what was asked.
+
+    `drop` (connection, request of it) hangs up instead of answering, as servers do that give up an
+    idle connection just when it is used again; both numbers count from 0.
+    """
 
     def __init__(
         self, plan: Plan, time: Time | None = None, keep_bodies: bool = False,
-        close_when_idle: bool = False,
+        drop: Callable[[int, int], bool] | None = None,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.time = time or RealTime()
         self.seen = Seen()
         self.keep_bodies = keep_bodies
-        self.close_when_idle = close_when_idle  # as servers do that give up idle connections
+        self.drop = drop
         self._server: asyncio.Server | None = None
 
     async def start(self, port: int = 0) -> int:
@@ -66,6 +71,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._parser = httptools.HttpRequestParser(self)
+        self._number, self._requests = self._echo.seen.connections, 0
         self._echo.seen.connections += 1
 
     def data_received(self, data: bytes) -> None:
@@ -98,6 +104,10 @@ class _Connection(asyncio.Protocol):
             b"continuous_usage_stats" in body,
         )  # fmt: skip
         seen.requests += 1
+        drop, self._requests = self._echo.drop, self._requests + 1
+        if drop is not None and drop(self._number, self._requests - 1):
+            self._transport.abort()
+            return
         self._task = asyncio.get_running_loop().create_task(self._respond(received))
 
     async def _respond(self, received: Received) -> None:
@@ -141,8 +151,6 @@ class _Connection(asyncio.Protocol):
         await self._echo.time.written()
         self._event(b'{"choices":[],"usage":' + _usage(received, told) + b"}")
         self._write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
-        if self._echo.close_when_idle:
-            asyncio.get_running_loop().call_soon(self._transport.close)
 
     def _chunk(self, received: Received, tokens: int, sent: int) -> bytes:
         text = " tok" * tokens

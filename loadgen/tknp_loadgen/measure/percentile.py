@@ -64,7 +64,8 @@ def wilson(good: int, total: int) -> tuple[float, float]:
     middle = (share + square / (2 * total)) / (1 + square / total)
     half = _Z95 * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
     half /= 1 + square / total
-    return max(0.0, middle - half), min(1.0, middle + half)
+    low = 0.0 if not good else max(0.0, middle - half)
+    return low, 1.0 if good == total else min(1.0, middle + half)
 
 
 class GapCounts:

@@ -69,7 +69,9 @@ async def supervise(trace: Trace, settings: RunSettings, view: View | None = Non
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
         await run.kill()
-    config = settings.config(trace) | {"stopped": run.stopped, "workers": run.done}
+    config = settings.config(trace) | {
+        "released_at_unix_s": run.released_at_unix_s, "stopped": run.stopped, "workers": run.done,
+    }  # fmt: skip
     (directory / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     result = read_result(directory)
     write_summary(result)
@@ -114,6 +116,7 @@ class _Run:
         saturation = settings.slo_target if settings.until_saturated else None
         self._watch = Watch(settings.max_error_rate, saturation)
         self.release_ns = 0
+        self.released_at_unix_s = 0.0
         self.stopped: str | None = None
         self.done: list[Mapping[str, Any]] = []
 
@@ -137,7 +140,9 @@ class _Run:
         await self._all(asyncio.create_task(event.wait()) for event in self._ready)
         if self.stopped:
             raise Interrupted("interrupted before anything was sent")
-        self.release_ns = time.monotonic_ns() + round(self._lead_s() * 1e9)
+        lead_s = self._lead_s()
+        self.release_ns = time.monotonic_ns() + round(lead_s * 1e9)
+        self.released_at_unix_s = time.time() + lead_s
         for process in self._workers:
             self._tell(process, json.dumps({"release_ns": self.release_ns}))
 

@@ -198,9 +198,11 @@ class Pool:
 
     async def _open_spare(self) -> None:
         try:
-            self._keep(await self._connect())
+            connection = await self._connect()
         except TargetError:
             return  # whoever needs it will say so
+        connection.pooled = True
+        self._idle.insert(0, connection)  # those in use stay warm
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()

@@ -130,6 +130,11 @@ def make_trace(
     )  # fmt: skip
 
 
+async def stop_when(worker: Worker, stop: Callable[[Worker], bool]) -> None:
+    while not stop(worker):  # noqa: ASYNC110  # it is the worker's state
+        await asyncio.sleep(0.005)
+
+
 async def run_once(
     directory: Path,
     trace: Trace,
@@ -141,7 +146,8 @@ async def run_once(
 ) -> tuple[Result, Seen]:
     """Run `trace` with one worker in this process against an echo server; read the result back.
 
-    `options` are fields of Load, or of the target (chunk_usage, ignore_eos).
+    `options` are fields of Load, of the target (chunk_usage, ignore_eos), or `server_time` and
+    `drop` of the echo server; `stop` is called with the worker until it returns true.
     """
     time_ = VirtualTime()
 
@@ -149,12 +155,12 @@ async def run_once(
         time_.begin()
         return plan(received)
 
-    server_time = time_ if virtual else RealTime()
-    close_when_idle = options.pop("close_when_idle", False)
+    server_time = options.pop("server_time", time_ if virtual else RealTime())
+    drop, stop = options.pop("drop", None), options.pop("stop", None)
     echo: HttpEcho | GrpcEcho = (
         GrpcEcho(begin, server_time)
         if api == "grpc"
-        else HttpEcho(begin, server_time, keep_bodies=True, close_when_idle=close_when_idle)
+        else HttpEcho(begin, server_time, keep_bodies=True, drop=drop)
     )
     port = await echo.start()
     url = f"grpc://127.0.0.1:{port}" if api == "grpc" else f"http://127.0.0.1:{port}/v1"
@@ -173,7 +179,10 @@ async def run_once(
     )
     try:
         await worker.prepare()
+        stopper = asyncio.create_task(stop_when(worker, stop)) if stop else None
         done = await worker.run(clock())
+        if stopper is not None:
+            await stopper
     finally:
         timer.close()
         await opened.close()

@@ -1,0 +1,1 @@
+"""What people look at: figures, one HTML page, a PNG, a CSV."""
