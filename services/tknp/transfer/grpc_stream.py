@@ -4,8 +4,7 @@
     event loop       queue -> stream -> owner's `tknp.transfer.receiver.write`
 
 Room is a fixed number of messages between the two, so that a network slower than compute makes
-compute wait instead of filling memory. A message always begins at slot 0 of a page: where a chunk
-begins inside a page, the earlier slots of that page are sent once more, with the same bytes.
+compute wait instead of filling memory.
 
 Failures: an owner that dies ends the stream; the error reaches the next `send` and `finish`. An
 owner that refuses a chunk tells so at `finish`. A stream has no total deadline, as its prompt may
@@ -27,6 +26,7 @@ from tknp.kv.storage import KvStorage
 from tknp.rpc.channel import connect
 from tknp.rpc.status import error_from
 from tknp.transfer.plan import Piece, Route, pieces
+from tknp.transfer.spans import Span, spans
 from tknp.v1.attention_owner_pb2 import KvChunk, WriteResponse
 from tknp.v1.attention_owner_pb2_grpc import AttentionOwnerStub
 from tknp.v1.common_pb2 import RequestKey
@@ -113,8 +113,7 @@ class GrpcLink:
         self._task = self._loop.create_task(self._run())
 
     def send(self, layer: int, start: int, stop: int) -> None:
-        size = self._route.page_size
-        found = pieces(self._route, layer, start // size * size, stop)
+        found = pieces(self._route, layer, start, stop)
         for chunk in self._chunks(layer, found):
             admitted = self._room.acquire(timeout=self._timeout_s)
             if self._failure:
@@ -203,20 +202,24 @@ class GrpcLink:
                     chunk.head_start = heads.start + first
                     chunk.head_stop = heads.start + first + count
                     chunk.pages.extend(piece.dst_page for piece in group)
+                    chunk.first_slot = group[0].first_slot
                     chunk.slots = group[-1].last_slot
-                    whole = len(group) - (chunk.slots < shape[4])
                     ids = [self._pages[piece.src_page] for piece in group]
-                    chunk.data = _payload(source, ids, whole, chunk.slots)
+                    filled = spans(len(ids), chunk.first_slot, chunk.slots, shape[4])
+                    chunk.data = _payload(source, ids, filled)
                     yield chunk
 
 
-def _payload(source: torch.Tensor, ids: Sequence[int], whole: int, slots: int) -> bytes:
-    """Bytes of `whole` pages of `source` and, where there is one more, of its first `slots`."""
-    index = torch.tensor(ids[:whole], dtype=torch.int64, device=source.device)
-    data = _bytes(source[index]) if whole else b""
-    if whole < len(ids):
-        data += _bytes(source[ids[-1], :, :slots])
-    return data
+def _payload(source: torch.Tensor, ids: Sequence[int], filled: Sequence[Span]) -> bytes:
+    """Bytes of the `filled` slots of pages `ids` of `source`."""
+    return b"".join(
+        _bytes(
+            source[
+                torch.tensor(ids[span.start : span.stop], dtype=torch.int64, device=source.device)
+            ][:, :, span.first_slot : span.last_slot]
+        )
+        for span in filled
+    )
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

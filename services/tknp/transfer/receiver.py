@@ -19,6 +19,7 @@ from torch import Tensor
 from tknp.errors import ProtocolError
 from tknp.kv.storage import KvStorage
 from tknp.transfer.base import Kind
+from tknp.transfer.spans import spans
 from tknp.transfer.windows import WriteWindows
 from tknp.v1.attention_owner_pb2 import KvChunk, WriteResponse
 
@@ -87,24 +88,27 @@ class Receiver:
                 raise _misfit("pages", page, f"page ids below {pages}")
         if not 0 < chunk.slots <= page_size:
             raise _misfit("slots", chunk.slots, f"1..{page_size} slots of the last page")
+        first_page_stop = chunk.slots if len(chunk.pages) == 1 else page_size
+        if chunk.first_slot >= first_page_stop:
+            raise _misfit("first_slot", chunk.first_slot, f"slots below {first_page_stop}")
         heads = chunk.head_stop - chunk.head_start
-        whole = len(chunk.pages) - (chunk.slots < page_size)
-        row_bytes = heads * head_dim * self.storage.data.element_size()
-        whole_bytes = whole * page_size * row_bytes
-        part_bytes = chunk.slots * row_bytes if whole < len(chunk.pages) else 0
-        if len(chunk.data) != whole_bytes + part_bytes:
-            raise _misfit("data", len(chunk.data), f"{whole_bytes + part_bytes} bytes")
+        filled = spans(len(chunk.pages), chunk.first_slot, chunk.slots, page_size)
+        token_bytes = heads * head_dim * self.storage.data.element_size()
+        nbytes = sum(span.tokens for span in filled) * token_bytes
+        if len(chunk.data) != nbytes:
+            raise _misfit("data", len(chunk.data), f"{nbytes} bytes")
 
         first = chunk.head_start - self.heads.start
         target = self.storage.layer(chunk.layer - self.layers.start)[chunk.values]
         target = target[:, first : first + heads]
-        if whole_bytes:
-            rows = self._rows(chunk.data, 0, whole_bytes).view(whole, heads, page_size, head_dim)
-            ids = torch.tensor(chunk.pages[:whole], device=target.device)
-            target.index_copy_(0, ids, rows)
-        if part_bytes:
-            rows = self._rows(chunk.data, whole_bytes, part_bytes)
-            target[chunk.pages[-1], :, : chunk.slots] = rows.view(heads, chunk.slots, head_dim)
+        ids = torch.tensor(chunk.pages, device=target.device)
+        offset = 0
+        for span in filled:
+            rows = self._rows(chunk.data, offset, span.tokens * token_bytes)
+            slots = slice(span.first_slot, span.last_slot)
+            shape = (-1, heads, span.last_slot - span.first_slot, head_dim)
+            target[:, :, slots].index_copy_(0, ids[span.start : span.stop], rows.view(shape))
+            offset += span.tokens * token_bytes
         return len(chunk.data)
 
     def close(self) -> None:

@@ -315,6 +315,7 @@ class KvChunk(_message.Message):
     PAGES_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    FIRST_SLOT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     writer: _builtins.str
     layer: _builtins.int
@@ -324,8 +325,10 @@ class KvChunk(_message.Message):
     """global KV heads"""
     head_stop: _builtins.int
     slots: _builtins.int
-    """leading slots of the last page that are filled; others are full"""
+    """the last page is filled before this slot"""
     data: _builtins.bytes
+    first_slot: _builtins.int
+    """the first page is filled from this slot on; pages between are full"""
     @_builtins.property
     def key(self) -> _common_pb2.RequestKey: ...
     @_builtins.property
@@ -343,10 +346,11 @@ class KvChunk(_message.Message):
         pages: _abc.Iterable[_builtins.int] | None = ...,
         slots: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        first_slot: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "epoch", b"epoch", "head_start", b"head_start", "head_stop", b"head_stop", "key", b"key", "layer", b"layer", "pages", b"pages", "slots", b"slots", "values", b"values", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "epoch", b"epoch", "first_slot", b"first_slot", "head_start", b"head_start", "head_stop", b"head_stop", "key", b"key", "layer", b"layer", "pages", b"pages", "slots", b"slots", "values", b"values", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,6 +59,29 @@ def test_a_chunk_of_whole_pages_only(receiver: Receiver) -> None:
     assert (receiver.storage.data[1, 1] == -7).all()
 
 
+def test_a_chunk_that_begins_and_ends_inside_pages(receiver: Receiver) -> None:
+    """Slots before the first and after the last keep what they had."""
+    message, rows = chunk(first_slot=3, pages=[5, 2])
+    parts = rows[0:1], rows[1:3]
+    message.data = b"".join(
+        part.transpose(0, 1).contiguous().view(torch.uint8).numpy().tobytes() for part in parts
+    )
+    receiver.apply(message)
+    want = torch.full_like(receiver.storage.data, -7)
+    want[1, 1, 5, 1:, 3] = rows[0]
+    want[1, 1, 2, 1:, :2] = rows[1:3].transpose(0, 1)
+    assert torch.equal(receiver.storage.data, want)
+
+
+def test_a_chunk_within_one_page(receiver: Receiver) -> None:
+    message, rows = chunk(first_slot=1, slots=3, pages=[6])
+    message.data = rows[:2].transpose(0, 1).contiguous().view(torch.uint8).numpy().tobytes()
+    receiver.apply(message)
+    want = torch.full_like(receiver.storage.data, -7)
+    want[1, 1, 6, 1:, 1:3] = rows[:2].transpose(0, 1)
+    assert torch.equal(receiver.storage.data, want)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -73,6 +96,9 @@ def test_a_chunk_of_whole_pages_only(receiver: Receiver) -> None:
         ({"pages": [5, 2, 77]}, "KvChunk.pages=77: this rank takes page ids below 8"),
         ({"slots": 0}, "KvChunk.slots=0"),
         ({"slots": 5}, "KvChunk.slots=5"),
+        ({"first_slot": 4}, "KvChunk.first_slot=4: this rank takes slots below 4"),
+        ({"first_slot": 2, "pages": [5]}, "KvChunk.first_slot=2: this rank takes slots below 2"),
+        ({"first_slot": 1}, "KvChunk.data=240: this rank takes 216 bytes"),
         ({"slots": 3}, "KvChunk.data=240: this rank takes 264 bytes"),
         ({"data": b""}, "KvChunk.data=0"),
     ],
