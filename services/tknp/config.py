@@ -101,6 +101,7 @@ class PoolConfig:
     `token_file`: holds the services' bearer token; `api_token_file`: another for public clients.
     `insecure`: ports beyond loopback may do without. See docs/security.md.
     `drain_s`: how long open requests may go on once the coordinator is told to stop.
+    `served_model_name`: what clients call the model; empty: the name of its file or directory.
     `record`: file that the coordinator writes its scheduling to; empty: none.
     `max_batch`: rows of a step; each stream has as many.
     `strategy`, `copies`, `microbatches`: how the pool divides a model, see docs/strategies.md;
@@ -153,6 +154,7 @@ class PoolConfig:
     synthetic_kv: bool = False
     epoch: int = 1
     interface: str = field(default="")
+    served_model_name: str = ""
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_ca: str | None = None
@@ -212,6 +214,8 @@ class PoolConfig:
         self._check_strategy()
         if not isinstance(self.record, str):
             raise InvalidValue("record", self.record, "name a file")
+        if not isinstance(self.served_model_name, str):
+            raise InvalidValue("served_model_name", self.served_model_name, "a name")
         for name in ("timeout_s", "lease_s", "drain_s"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value < float("inf"):

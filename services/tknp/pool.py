@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from tknp.config import PoolConfig
 from tknp.errors import InvalidValue
@@ -50,6 +51,12 @@ class Pool:
     @property
     def page_size(self) -> int:
         return self.config.tokens_per_page
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model."""
+        name = self.config.served_model_name
+        return name or Path(self.config.model).name.removesuffix(".gguf")
 
     @property
     def max_model_len(self) -> int:

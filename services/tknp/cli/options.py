@@ -153,6 +153,7 @@ _POOL_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "--record": {"type": FILE, "help": "Write every scheduling decision there; see replay."},
     "--epoch": {"type": POSITIVE, "help": "Number of this membership of the pool."},
+    "--served-model-name": {"help": "What clients call the model."},
     "--interface": {"help": "Network interface of the data plane."},
     "--tls-cert": {"type": FILE, "help": "PEM certificate of every service."},
     "--tls-key": {"type": FILE, "help": "PEM key of that certificate."},

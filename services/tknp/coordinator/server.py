@@ -52,7 +52,7 @@ class CoordinatorServer:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        name = self._pool.checkpoint.path.name
+        name = self._pool.served_name
         tokenizer = load_tokenizer(self._pool.checkpoint)
         inference = InferenceService(self.driver, tokenizer, name)
         add_InferenceServicer_to_server(inference, self._server.grpc)
