@@ -15,7 +15,7 @@ from tknp_loadgen.errors import InputError
 from tknp_loadgen.exact import Draws, Floats
 from tknp_loadgen.measure.columns import Columns
 from tknp_loadgen.measure.result import Result
-from tknp_loadgen.measure.summary import good_requests
+from tknp_loadgen.measure.summary import first_tokens_of, good_requests
 
 RESAMPLES = 2000
 STREAM = 30
@@ -67,7 +67,7 @@ def _values(columns: Columns, rows: np.ndarray) -> dict[str, Floats]:
     arrival, first = columns["scheduled_s"][at], columns["first_token_s"][at]
     last = columns["last_token_s"][at]
     tokens = columns.counts["completion_tokens"][at]
-    later = np.maximum(tokens - columns.counts["first_chunk_tokens"][at], 0)
+    later = np.maximum(tokens - first_tokens_of(columns)[at], 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot = np.where(later > 0, (last - first) / later * 1e3, np.nan)
     return {

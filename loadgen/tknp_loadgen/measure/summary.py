@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from tknp_loadgen.exact import Integers
 from tknp_loadgen.measure.columns import Columns
 from tknp_loadgen.measure.percentile import QUANTILES, distribution, needed_samples, wilson
 from tknp_loadgen.measure.slo import Slo, request_values_ms
@@ -46,6 +47,11 @@ def good_requests(columns: Columns, slo: Slo) -> np.ndarray:
             )
         )  # fmt: skip
     return good
+
+
+def first_tokens_of(columns: Columns) -> Integers:
+    """Tokens of every request's first chunk."""
+    return np.array([_first_tokens(columns, i) for i in range(len(columns))], np.int64)
 
 
 def _first_tokens(columns: Columns, index: int) -> int:
@@ -74,7 +80,7 @@ def summarize(
     scheduled = int(counted.sum())
     at, first, last = columns["scheduled_s"], columns["first_token_s"], columns["last_token_s"]
     outputs = columns.counts["completion_tokens"]
-    first_tokens = np.array([_first_tokens(columns, i) for i in range(len(columns))], np.int64)
+    first_tokens = first_tokens_of(columns)
     later = ok & (outputs > first_tokens)
     sent = ~np.isnan(columns["released_s"])
 
@@ -91,13 +97,13 @@ def summarize(
     lag = distribution(lags) | {
         "burst_spread": _ms(burst_spread_s(at[sent], columns["released_s"][sent]))
     }
-    error = None if columns.retries < 0 else rate_error(at[sent], columns["lag_s"][sent])
+    error = rate_error(at[sent], columns["lag_s"][sent])
     good = int(good_requests(columns, slo)[counted].sum())
     low, high = wilson(good, scheduled)
     start = float(at[counted].min()) if scheduled else 0.0
     span_s = float(last[ok].max()) - start if ok.any() else 0.0
     arrivals_s = float(at[counted].max()) - start if scheduled else 0.0
-    wrong = reasons(lag["p99"], ttft["p50"], error, workers, max_lag_ms)
+    wrong = reasons(lag["p99"], ttft["p50"], error, arrivals_s, workers, max_lag_ms)
     told = columns["prompt_tokens"]
     mismatched = int((ok & ~np.isnan(told) & (told != input_tokens[columns.row])).sum())
     completed_tokens = int(outputs[ok].sum())

@@ -56,15 +56,19 @@ def reasons(
     lag_p99_ms: float | None,
     ttft_p50_ms: float | None,
     rate: float | None,
+    span_s: float,
     workers: Sequence[Mapping[str, Any]],
     max_lag_ms: float | None = None,
 ) -> list[str]:
-    """Why a run is invalid; empty: it is valid. `max_lag_ms` replaces the usual limit."""
+    """Why a run is invalid; empty: it is valid. `max_lag_ms` replaces the usual limit.
+
+    `rate` is the error over a schedule of `span_s`; below the limit of lag it means nothing.
+    """
     limit = lag_limit_ms(ttft_p50_ms) if max_lag_ms is None else max_lag_ms
     found = []
     if lag_p99_ms is not None and lag_p99_ms > limit:
         found.append(f"requests left {lag_p99_ms:.1f} ms late at p99, more than {limit:.1f} ms")
-    if rate is not None and rate > RATE_ERROR:
+    if rate is not None and rate > RATE_ERROR and rate * span_s * 1e3 > limit:
         found.append(f"the rate sent differs by {rate:.1%} from the schedule's")
     for worker in workers:
         if worker["loop_lag_p99_ms"] > limit:

@@ -29,7 +29,9 @@ class Files:
     """A worker's two files."""
 
     def __init__(self, directory: Path, worker: int) -> None:
-        self._requests = (directory / f"requests.{worker}.jsonl").open("w", encoding="utf-8")
+        self._requests = (directory / f"requests.{worker}.jsonl").open(
+            "w", encoding="utf-8", buffering=1
+        )
         self._tokens = (directory / f"tokens.{worker}.bin").open("wb", buffering=0)
         self._chunks = bytearray()
 

@@ -8,6 +8,7 @@ than Linux) the last millisecond is waited out by polling.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import heapq
 import os
@@ -66,7 +67,8 @@ class KernelTimer:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def _expired(self) -> None:
-        os.read(self._fd, 8)
+        with contextlib.suppress(BlockingIOError):  # set anew since it expired
+            os.read(self._fd, 8)
         now = time.monotonic_ns()
         while self._waiting and self._waiting[0][0] <= now:
             future = heapq.heappop(self._waiting)[2]

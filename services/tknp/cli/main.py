@@ -14,7 +14,9 @@ from tknp import __version__
 from tknp.errors import TknpError
 
 # Each name is a module of this package whose `command` is the click command.
-COMMANDS = ("up", "demo", "generate", "chat", "status", "serve", "replay", "explain", "trace")
+COMMANDS = (
+    "up", "demo", "generate", "chat", "status", "serve", "replay", "explain", "trace", "load",
+)  # fmt: skip
 
 
 class Commands(click.Group):

@@ -92,13 +92,14 @@ def test_slo() -> None:
 
 def test_a_busy_or_late_client_makes_a_run_invalid() -> None:
     """A busy client inflates TTFT and ITL elsewhere, and nobody is told."""
-    assert reasons(0.5, 300.0, 0.0, [GOOD]) == []
-    assert "late at p99" in reasons(5.5, 300.0, 0.0, [GOOD])[0]
-    assert reasons(5.5, 1000.0, 0.0, [GOOD]) == []  # 1% of the median TTFT
-    assert reasons(5.5, 300.0, 0.0, [GOOD], max_lag_ms=6.0) == []
-    assert "rate sent" in reasons(0.5, 300.0, 0.011, [GOOD])[0]
-    assert "sockets" in reasons(0.5, 300.0, None, [GOOD | {"loop_lag_p99_ms": 7.0}])[0]
-    assert "--processes" in reasons(0.5, 300.0, None, [GOOD | {"cpu_ratio": 0.99}])[0]
+    assert reasons(0.5, 300.0, 0.0, 60.0, [GOOD]) == []
+    assert "late at p99" in reasons(5.5, 300.0, 0.0, 60.0, [GOOD])[0]
+    assert reasons(5.5, 1000.0, 0.0, 60.0, [GOOD]) == []  # 1% of the median TTFT
+    assert reasons(5.5, 300.0, 0.0, 60.0, [GOOD], max_lag_ms=6.0) == []
+    assert "rate sent" in reasons(0.5, 300.0, 0.011, 60.0, [GOOD])[0]
+    assert reasons(0.5, 300.0, 0.011, 0.1, [GOOD]) == []  # 1 ms of a short run
+    assert "sockets" in reasons(0.5, 300.0, None, 60.0, [GOOD | {"loop_lag_p99_ms": 7.0}])[0]
+    assert "--processes" in reasons(0.5, 300.0, None, 60.0, [GOOD | {"cpu_ratio": 0.99}])[0]
     assert lag_limit_ms(math.inf) == lag_limit_ms(None) == 5.0
 
 
