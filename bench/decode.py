@@ -2,6 +2,7 @@
 
     python bench/decode.py                                  all shapes, all peers that are found
     python bench/decode.py --quick --peers-python PYTHON    two shapes, one try
+    python bench/decode.py --shapes 512x32                  one shape
 
 One node of one rank serves SmolLM2 in bfloat16; client, coordinator, prefill and decode node are
 processes of their own. The requests of a batch are prefilled, held until all are ready, and decode
@@ -18,8 +19,8 @@ from collections import defaultdict
 
 import torch
 from harness.machine import load_average
-from harness.options import finish, parser, tries
-from harness.peers import Peer, peers
+from harness.options import finish, parser, shapes, tries
+from harness.peers import Peer, peers, speed_of
 from harness.pool import decode, pool, prompts
 from harness.report import Row, at_least, note
 from harness.roof import Roof
@@ -56,8 +57,10 @@ class Shape:
                 self._add("bare kernels", self._bare())
                 for peer in others:
                     steps = PEER_STEPS.get(peer.name.split()[0], self.steps)
-                    speed = await asyncio.to_thread(peer.measure, self.context, self.batch, steps)
-                    self._add(peer.name, speed.decode)
+                    shape = self.context, self.batch
+                    speed = await asyncio.to_thread(speed_of, peer, *shape, steps)
+                    if speed is not None:
+                        self._add(peer.name, speed.decode)
 
     def rows(self, least: float) -> list[Row]:
         median = {name: statistics.median(speeds) for name, speeds in self.speeds.items()}
@@ -89,9 +92,9 @@ class Shape:
 async def run(options: argparse.Namespace) -> list[Row]:
     torch.set_num_threads(options.threads)
     rows: list[Row] = []
-    chosen = QUICK if options.quick else tuple(SHAPES)
+    usual = QUICK if options.quick and options.shapes is None else SHAPES
     with peers(options) as others:
-        for context, batch in chosen:
+        for context, batch in shapes(options, usual):
             shape = Shape(context, batch, STEPS // 4 if options.quick else STEPS)
             await shape.measure(tries(options, 3), options.threads, others)
             rows += shape.rows(SHAPES[context, batch])

@@ -16,7 +16,7 @@ from collections import defaultdict
 
 from harness.machine import load_average
 from harness.options import finish, parser, tries
-from harness.peers import peers
+from harness.peers import peers, speed_of
 from harness.pool import generate, pool, prompts
 from harness.report import Row, at_least, note
 
@@ -39,8 +39,9 @@ async def run(options: argparse.Namespace) -> list[Row]:
                     stream = await generate(client, prompt, 2)
                     add(context, "ours", context / stream.tokens_s[0])
                     for peer in others:
-                        speed = await asyncio.to_thread(peer.measure, context, 1, 2)
-                        add(context, peer.name, speed.prefill)
+                        speed = await asyncio.to_thread(speed_of, peer, context, 1, 2)
+                        if speed is not None:
+                            add(context, peer.name, speed.prefill)
     median = {key: statistics.median(values) for key, values in speeds.items()}
     rows = []
     for context, least in CONTEXTS.items():

@@ -10,12 +10,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from harness.machine import describe
 from harness.report import Row, show
 
 PEERS = ("llama.cpp", "openvino", "transformers")
+Shape = tuple[int, int]
+"""Tokens of context and requests in a batch."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -38,7 +40,21 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     result.add_argument(
         "--peers-python", metavar="PYTHON", help="an interpreter that imports openvino_genai"
     )
+    result.add_argument(
+        "--shapes", nargs="*", metavar="CONTEXTxBATCH", help="of decode, e.g. 512x1 4096x8 (all)"
+    )
     return result
+
+
+def shapes(options: argparse.Namespace, usual: Collection[Shape]) -> list[Shape]:
+    """(context, batch) that --shapes names, all of `usual` without it. Exits for others."""
+    if options.shapes is None:
+        return list(usual)
+    named = {f"{context}x{batch}": (context, batch) for context, batch in usual}
+    unknown = [name for name in options.shapes if name not in named]
+    if unknown:
+        sys.exit(f"--shapes {unknown[0]}: choose from {', '.join(named)}")
+    return [named[name] for name in options.shapes]
 
 
 def tries(options: argparse.Namespace, usual: int) -> int:

@@ -52,6 +52,15 @@ class Absent(Exception):
     """A peer that isn't there, or doesn't run; says why."""
 
 
+def speed_of(peer: Peer, context: int, batch: int, tokens: int) -> Speed | None:
+    """What `peer` measures; None, with a note, if it fails at that."""
+    try:
+        return peer.measure(context, batch, tokens)
+    except (Absent, OSError, subprocess.CalledProcessError) as error:
+        note(f"  {peer.name} failed with {batch} x {context} tokens: {error}")
+        return None
+
+
 class LlamaCpp:
     """One run of `llama-batched-bench` a measurement."""
 
