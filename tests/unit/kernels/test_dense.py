@@ -78,6 +78,16 @@ def test_a_row_does_not_depend_on_its_batch_or_the_threads(config, random_weight
             assert torch.equal(part, all_rows[cut])
 
 
+def test_rows_beyond_a_chunk_and_inner_sizes_beyond_a_piece(random_weights) -> None:
+    config = ModelConfig(50, 802, 1700, 1, 3, 1, 16, 512)  # csrc/wide.h: 192 rows, 768 of k
+    dense = KernelDense(random_weights(config, torch.bfloat16))
+    x = torch.randn(200, config.hidden_size)
+    many = [dense.project(0, x), dense.mlp(0, x), dense.head(x)]
+    for rows in (slice(0, 40), slice(180, 200)):
+        few = [dense.project(0, x[rows]), dense.mlp(0, x[rows]), dense.head(x[rows])]
+        assert all(torch.equal(f, m[rows]) for f, m in zip(few, many, strict=True))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_tensor_parallel_slices(random_weights, rank) -> None:
     config = ModelConfig(101, 64, 96, 1, 4, 2, 16, 512, tied_embeddings=True)
