@@ -222,10 +222,12 @@ class Executor:
         return self._tensors.outs[t.start][0]
 
     def _finish(self, op: Op, frame: Frame) -> None:
+        self._keep(op)
         tensors = self._tensors
         tensors.x = self.dense.finish(op.layer, tensors.x, tensors.attention)
 
     def _output(self, op: Op, frame: Frame) -> None:
+        self._keep(op)
         self._tensors.partial = self.dense.output(op.layer, self._tensors.attention)
 
     def _mlp(self, op: Op, frame: Frame) -> None:
@@ -251,7 +253,8 @@ class Executor:
 
     def _sample(self, op: Op, frame: Frame) -> Work | None:
         tensors = self._tensors
-        self._logits = self.dense.head(tensors.x[op.start : op.stop])
+        self._keep(op)
+        self._logits = self.dense.head(tensors.x)
         if op.sends:
             self._send([(t.dst, self._logits) for t in op.sends])
         elif op.recvs:
@@ -277,6 +280,13 @@ class Executor:
     def _fed_back(self, op: Op, frame: Frame) -> None:
         if op.recvs:
             frame.feedback(self._tensors.arrives(op.recvs[0]).squeeze(-1))
+
+    def _keep(self, op: Op) -> None:
+        """Leave behind the rows that no operation from `op` on needs."""
+        tensors = self._tensors
+        if tensors.x.shape[0] != op.rows:
+            tensors.x = tensors.x[op.start : op.stop]
+            tensors.attention = tensors.attention[op.start : op.stop]
 
     def _send(self, messages: list[Message]) -> None:
         work = self._transport.post(messages, [], stream=self._stream)

@@ -1,7 +1,8 @@
 """Programs of prefill: one chunk of one prompt on a replica of T' ranks.
 
 A replica is a pool of one node that holds every layer, so a chunk is a decode step whose rows are
-the chunk's tokens. Only the last row of the last chunk is sampled.
+the chunk's tokens. Only the last row of the last chunk is sampled: no other goes beyond the
+attention of the last layer, which fills the last pages.
 """
 
 from __future__ import annotations
@@ -27,14 +28,20 @@ def derive_chunk(layout: Layout, tokens: int, t: int, *, last: bool) -> Program:
     if tokens < 1:
         raise InvalidValue("tokens", tokens, "a chunk has at least one token")
     program = derive(layout, 0, (Group((0,), 0, tokens),), Rank(0, t))
-    body = tuple(op for op in program if op.kind not in (Kind.SAMPLE, Kind.FEEDBACK))
+    whole = 1 + max(at for at, op in enumerate(program) if op.kind is Kind.ATTEND)
     if not last:
-        return body
-    sample = next(op for op in program if op.kind is Kind.SAMPLE)
+        return program[:whole]
     tail = tokens - 1
 
     def narrowed(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
         return tuple(replace(t, start=tail) for t in transfers)
 
-    row = replace(sample, start=tail, sends=narrowed(sample.sends), recvs=narrowed(sample.recvs))
-    return (*body, row)
+    rest = (
+        replace(
+            op, start=tail, sends=narrowed(op.sends), recvs=narrowed(op.recvs),
+            operand_bytes=op.operand_bytes // tokens,
+        )
+        for op in program[whole:]
+        if op.kind is not Kind.FEEDBACK
+    )  # fmt: skip
+    return (*program[:whole], *rest)

@@ -50,8 +50,12 @@ def test_chunk_passes_every_layer_on_every_rank_without_leaving_the_node(
 def test_last_chunk_samples_its_last_row(tp: int, smollm2: Any) -> None:
     chunk = _programs(smollm2, 512, tp, last=False)
     for rank, program in _programs(smollm2, 512, tp, last=True).items():
-        *body, sample = program
-        assert tuple(body) == chunk[rank]
+        whole = len(chunk[rank])
+        assert program[:whole] == chunk[rank]
+        assert program[whole - 1].kind is Kind.ATTEND
+        *rest, sample = program[whole:]
+        assert {(op.layer, op.start, op.stop) for op in rest} == {(29, 511, 512)}
+        assert {op.operand_bytes for op in rest} <= {0, smollm2.hidden_size * 4}
         assert (sample.kind, sample.start, sample.stop) == (Kind.SAMPLE, 511, 512)
         parts = sample.recvs if rank.t == 0 else sample.sends
         assert [(t.src.t, t.dst.t, t.start, t.stop) for t in parts] == (
