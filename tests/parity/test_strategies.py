@@ -185,7 +185,7 @@ SMOLLM2 = [
     pytest.param("helix", 2, 1, 3, 10, id="helix-2x1-few"),
     pytest.param("dual", 2, 1, 3, 10, id="dual-2x1-few"),
     *(
-        pytest.param(strategy, nodes, tp, 12, 48, marks=pytest.mark.full,
+        pytest.param(strategy, nodes, tp, 12, 16, marks=pytest.mark.full,
                      id=f"{strategy}-{nodes}x{tp}")
         for strategy in STRATEGIES
         for nodes, tp in ([(1, 3)] if strategy == "tp" else [(2, 1), (2, 3)])
@@ -196,7 +196,7 @@ TEXTS = [
     "def fibonacci(n):\n", "Water boils at 100 degrees", "🙂🚀 emoji are fun, and so is 🎻 because",
     "日本の首都は東京です。中国的首都是", "Combine é ñ ü ŷ and count to 12345 67890:",
     "SELECT name, price FROM products WHERE", "1, 1, 2, 3, 5, 8, 13,", "\n\n",
-    "".join(f"Entry {n}: the keeper of lamp {n * 7 % 90} saw {n % 13} ships.\n" for n in range(20)),
+    "".join(f"Entry {n}: the keeper of lamp {n * 7 % 90} saw {n % 13} ships.\n" for n in range(12)),
 ]  # fmt: skip
 
 

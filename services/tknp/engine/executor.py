@@ -43,6 +43,10 @@ TORCH_DTYPES = {
 }
 
 
+_Start = Callable[[Op], Work | None]
+_Complete = Callable[[Op], None]
+
+
 @dataclass(frozen=True)
 class Frame:
     """What one execution works on.
@@ -88,34 +92,25 @@ class Executor:
         self.at: Op | None = None
         self.times = StepTimes("owner" if dense is None else "root")
         divided = SequenceOperations(layout, rank, self._tensors, transport, stream)
-        self._start: dict[Kind, Callable[[Op, Frame], Work | None]] = {
-            Kind.EMBED: self._embed,
-            Kind.PROJECT: self._project,
-            Kind.SCATTER: self._scatter,
-            Kind.QUERY: lambda op, frame: divided.start_query(op),
-            Kind.ATTEND: self._attend,
-            Kind.GATHER: self._gather,
-            Kind.EXCHANGE: lambda op, frame: divided.start_exchange(op),
-            Kind.MERGE: lambda op, frame: divided.start_merge(op),
-            Kind.LSE_GATHER: lambda op, frame: divided.start_lse_gather(op),
-            Kind.REDUCE_SCATTER: lambda op, frame: divided.start_reduce_scatter(op),
-            Kind.FINISH: self._finish,
-            Kind.OUTPUT: self._output,
-            Kind.MLP: self._mlp,
-            Kind.ALL_REDUCE: self._all_reduce,
-            Kind.HANDOFF: self._handoff,
-            Kind.SAMPLE: self._sample,
-            Kind.FEEDBACK: self._feedback,
-        }
-        self._complete: dict[Kind, Callable[[Op, Frame], None]] = {
-            Kind.SCATTER: self._scattered,
-            Kind.QUERY: lambda op, frame: divided.complete_query(op),
-            Kind.MERGE: lambda op, frame: divided.complete_merge(op),
-            Kind.LSE_GATHER: lambda op, frame: divided.complete_lse_gather(op),
-            Kind.REDUCE_SCATTER: lambda op, frame: divided.complete_reduce_scatter(op),
-            Kind.ALL_REDUCE: self._reduced,
-            Kind.SAMPLE: self._sampled,
-            Kind.FEEDBACK: self._fed_back,
+        # What starts an operation, and what completes it once that was waited for.
+        self._table: dict[Kind, tuple[_Start, _Complete | None]] = {
+            Kind.EMBED: (self._embed, None),
+            Kind.PROJECT: (self._project, None),
+            Kind.SCATTER: (self._scatter, self._scattered),
+            Kind.QUERY: (divided.start_query, divided.complete_query),
+            Kind.ATTEND: (self._attend, None),
+            Kind.GATHER: (self._gather, None),
+            Kind.EXCHANGE: (divided.start_exchange, None),
+            Kind.MERGE: (divided.start_merge, divided.complete_merge),
+            Kind.LSE_GATHER: (divided.start_lse_gather, divided.complete_lse_gather),
+            Kind.REDUCE_SCATTER: (divided.start_reduce_scatter, divided.complete_reduce_scatter),
+            Kind.FINISH: (self._finish, None),
+            Kind.OUTPUT: (self._output, None),
+            Kind.MLP: (self._mlp, None),
+            Kind.ALL_REDUCE: (self._all_reduce, self._reduced),
+            Kind.HANDOFF: (self._handoff, None),
+            Kind.SAMPLE: (self._sample, self._sampled),
+            Kind.FEEDBACK: (self._feedback, self._fed_back),
         }
 
     def run(self, program: Program, frame: Frame) -> None:
@@ -125,7 +120,8 @@ class Executor:
 
     def steps(self, program: Program, frame: Frame) -> Iterator[Work]:
         """The same, piece by piece: go on once what was yielded has been waited for."""
-        start, complete, times, recorder = self._start, self._complete, self.times, self._recorder
+        table, times, recorder = self._table, self.times, self._recorder
+        self._frame = frame
         began = perf_counter()
         for op in program:
             self.at = op
@@ -135,14 +131,14 @@ class Executor:
                 yield self._sending[0]
                 self._sending = None
                 waited += perf_counter() - before
-            work = start[op.kind](op, frame)
+            start, complete = table[op.kind]
+            work = start(op)
             if work is not None:
                 before = perf_counter()
                 yield work
                 waited += perf_counter() - before
-            last = complete.get(op.kind)
-            if last is not None:
-                last(op, frame)
+            if complete is not None:
+                complete(op)
             now = perf_counter()
             times.add(op, now - began, waited)
             if recorder.on:
@@ -160,13 +156,13 @@ class Executor:
             raise ProtocolError(f"rank {self._rank} holds no weights but its program needs them")
         return self._dense
 
-    def _embed(self, op: Op, frame: Frame) -> None:
-        self._tensors.x = self._tensors.partial = self.dense.embed(frame.ids())
+    def _embed(self, op: Op) -> None:
+        self._tensors.x = self._tensors.partial = self.dense.embed(self._frame.ids())
 
-    def _project(self, op: Op, frame: Frame) -> None:
+    def _project(self, op: Op) -> None:
         self._tensors.qkv = self.dense.project(op.layer, self._tensors.x)
 
-    def _scatter(self, op: Op, frame: Frame) -> Work | None:
+    def _scatter(self, op: Op) -> Work | None:
         tensors = self._tensors
         if op.sends:
             tensors.attention = tensors.attention_rows[: op.stop]
@@ -181,24 +177,24 @@ class Executor:
         tensors = self._tensors
         return tensors.qkv_rows[t.start : t.stop] if t.what == "qkv" else tensors.arrives(t)
 
-    def _scattered(self, op: Op, frame: Frame) -> None:
+    def _scattered(self, op: Op) -> None:
         for t in op.recvs:
             if t.what == "q":
                 self._tensors.qkv_rows[t.start : t.stop, : t.width] = self._tensors.arrives(t)
 
-    def _attend(self, op: Op, frame: Frame) -> None:
+    def _attend(self, op: Op) -> None:
         tensors = self._tensors
-        qkv, rows = tensors.qkv, slice(op.start, op.stop)
-        if len(qkv) == op.rows:  # everything this rank has is its own
-            out, lse = frame.attend(op, qkv)
+        qkv, start, stop = tensors.qkv, op.start, op.stop
+        if stop - start == qkv.shape[0]:  # everything this rank has is its own
+            out, lse = self._frame.attend(op, qkv)
             tensors.attention = out
         else:
-            out, lse = frame.attend(op, qkv[rows])
+            out, lse = self._frame.attend(op, qkv[start:stop])
             if qkv is not tensors.qkv_rows and not op.partial:
-                tensors.attention[rows] = out
+                tensors.attention[start:stop] = out
         tensors.outs[op.start] = out, lse
 
-    def _gather(self, op: Op, frame: Frame) -> Work | None:
+    def _gather(self, op: Op) -> Work | None:
         tensors = self._tensors
         if op.sends:
             self._send([(t.dst, self._gathered(t)) for t in op.sends])
@@ -221,29 +217,29 @@ class Executor:
             return self._tensors.out_of(t.start)[1].contiguous()
         return self._tensors.outs[t.start][0]
 
-    def _finish(self, op: Op, frame: Frame) -> None:
+    def _finish(self, op: Op) -> None:
         self._keep(op)
         tensors = self._tensors
         tensors.x = self.dense.finish(op.layer, tensors.x, tensors.attention)
 
-    def _output(self, op: Op, frame: Frame) -> None:
+    def _output(self, op: Op) -> None:
         self._keep(op)
         self._tensors.partial = self.dense.output(op.layer, self._tensors.attention)
 
-    def _mlp(self, op: Op, frame: Frame) -> None:
+    def _mlp(self, op: Op) -> None:
         self._tensors.partial = self.dense.mlp(op.layer, self._tensors.x)
 
-    def _all_reduce(self, op: Op, frame: Frame) -> Work:
+    def _all_reduce(self, op: Op) -> Work:
         return self._transport.all_reduce(
             self._tensors.partial, stream=self._stream, scope=op.scope
         )
 
-    def _reduced(self, op: Op, frame: Frame) -> None:
+    def _reduced(self, op: Op) -> None:
         tensors = self._tensors
         if tensors.partial is not tensors.x:
             tensors.x = tensors.x + tensors.partial
 
-    def _handoff(self, op: Op, frame: Frame) -> Work | None:
+    def _handoff(self, op: Op) -> Work | None:
         tensors = self._tensors
         if op.sends:
             self._send([(op.sends[0].dst, tensors.x)])
@@ -251,7 +247,7 @@ class Executor:
         tensors.x = tensors.arrives(op.recvs[0])
         return self._receive([(op.recvs[0].src, tensors.x)])
 
-    def _sample(self, op: Op, frame: Frame) -> Work | None:
+    def _sample(self, op: Op) -> Work | None:
         tensors = self._tensors
         self._keep(op)
         self._logits = self.dense.head(tensors.x)
@@ -261,15 +257,15 @@ class Executor:
             return self._receive([(t.src, tensors.arrives(t)) for t in op.recvs])
         return None
 
-    def _sampled(self, op: Op, frame: Frame) -> None:
+    def _sampled(self, op: Op) -> None:
         if op.sends:
             return
         logits = self._logits
         if op.recvs:
             logits = torch.cat([logits, *(self._tensors.arrives(t) for t in op.recvs)], dim=-1)
-        self._tensors.ids = frame.draw(logits)
+        self._tensors.ids = self._frame.draw(logits)
 
-    def _feedback(self, op: Op, frame: Frame) -> Work | None:
+    def _feedback(self, op: Op) -> Work | None:
         if op.sends:
             ids = self._tensors.ids.unsqueeze(-1)
             self._send([(t.dst, ids) for t in op.sends])
@@ -277,9 +273,9 @@ class Executor:
         (t,) = op.recvs
         return self._receive([(t.src, self._tensors.arrives(t))])
 
-    def _fed_back(self, op: Op, frame: Frame) -> None:
+    def _fed_back(self, op: Op) -> None:
         if op.recvs:
-            frame.feedback(self._tensors.arrives(op.recvs[0]).squeeze(-1))
+            self._frame.feedback(self._tensors.arrives(op.recvs[0]).squeeze(-1))
 
     def _keep(self, op: Op) -> None:
         """Leave behind the rows that no operation from `op` on needs."""

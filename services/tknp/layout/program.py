@@ -28,6 +28,9 @@ Scope = Literal["node", "pool"]
 class Kind(StrEnum):
     """Operations, by the papers' names."""
 
+    # Enum's own hash is a Python function, and every operation of a step is looked up by its kind.
+    __hash__ = str.__hash__
+
     EMBED = "embed"  # ids -> residual stream
     PROJECT = "project"  # norm and QKV projection of the whole batch
     SCATTER = "scatter"  # QKV rows, root -> owners
