@@ -20,6 +20,12 @@ _REASONS = {
     "length": common_pb2.FINISH_REASON_LENGTH,
     "stop": common_pb2.FINISH_REASON_STOP,
 }
+# Beyond 1,000 requests that Python has not looked at yet, gRPC would answer CANCELLED by itself.
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.server.max_pending_requests", 1_000_000),
+    ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
+)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -33,9 +39,7 @@ class GrpcEcho(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
         self._server: grpc.aio.Server | None = None
 
     async def start(self, port: int = 0) -> int:
-        self._server = grpc.aio.server(
-            handlers=(self,), options=[("grpc.max_receive_message_length", -1)]
-        )
+        self._server = grpc.aio.server(handlers=(self,), options=_OPTIONS)
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
         await self._server.start()
         return bound

@@ -80,7 +80,8 @@ async def _main() -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and `timeout` signal the group:
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides what that means
     try:
         asyncio.run(_main())
     except LoadError as error:

@@ -1,0 +1,134 @@
+"""What the load generator itself can do, against its own echo server in another process.
+
+    python bench/loadgen.py            lag, burst, chunks a second, memory, a table
+    python bench/loadgen.py --json
+
+    lag       Poisson arrivals at 1,000/s of one-token requests: how late they leave, and the rate
+    burst     128 prompts of 32,898 ids released together: first to last
+    chunks    what a chunk costs the client's core: seconds of CPU over chunks received
+    memory    growth of the worker a request of 1,024 tokens, at 2,000 requests
+
+Each is measured over HTTP and gRPC, by one worker process. With two cores the server takes the
+other one; on a busy machine lag is that of its scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.options import finish, parser, tries
+from harness.report import Row, Target, note
+
+from tknp_loadgen.run.settings import RunSettings
+from tknp_loadgen.run.supervisor import supervise
+from tknp_loadgen.target.factory import TargetSettings
+from tknp_loadgen.trace.arrivals import Arrivals
+from tknp_loadgen.trace.build import Settings, build
+from tknp_loadgen.trace.format import Trace
+from tknp_loadgen.trace.lengths import Lengths
+
+RATE = 1000.0
+APIS = ("http", "grpc")
+
+
+@contextmanager
+def echo(ttft_ms: float, itl_ms: float) -> Iterator[Mapping[str, str]]:
+    """Targets of an echo server by API."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tknp_loadgen.cli.main", "echo", "--ttft-ms", str(ttft_ms),
+         "--itl-ms", str(itl_ms)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        if process.stdout is None:
+            raise RuntimeError("the echo server has no output")
+        ports = json.loads(process.stdout.readline())
+        yield {"http": f"http://{ports['http']}/v1", "grpc": f"grpc://{ports['grpc']}"}
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+def trace(arrivals: Arrivals, count: int, inputs: int, outputs: int) -> Trace:
+    lengths = Lengths(input_tokens=inputs, output_tokens=outputs)
+    return build(Settings(arrivals, lengths, num_prompts=count, seed=7))
+
+
+def run(made: Trace, url: str) -> Mapping[str, Any]:
+    """Summary of one run."""
+    with tempfile.TemporaryDirectory() as directory:
+        settings = RunSettings(TargetSettings(url, "echo"), Path(directory) / "run")
+        summary = asyncio.run(supervise(made, settings)).result.summary
+    if summary["failed"]:
+        raise RuntimeError(f"the echo server failed: {summary['errors']}")
+    return summary
+
+
+def lag(url: str, api: str, seconds: float) -> list[Row]:
+    summary = run(trace(Arrivals("poisson", rate=RATE), round(RATE * seconds), 16, 1), url)
+    values = summary["client_lag_ms"]
+    (worker,) = summary["client"]["workers"]
+    name = f"{api}: {RATE:.0f} requests/s"
+    return [
+        Row(f"{name}, lag p50", values["p50"], "ms", target=Target("ours", most=0.1)),
+        Row(f"{name}, lag p99", values["p99"], "ms", target=Target("ours", most=1.0)),
+        Row(f"{name}, rate error", summary["rate_error_ratio"], "",
+            target=Target("ours", most=0.001)),
+        Row(f"{name}, CPU a request", worker["cpu_ratio"] / RATE * 1e6, "us"),
+    ]  # fmt: skip
+
+
+def burst(url: str, api: str) -> list[Row]:
+    summary = run(trace(Arrivals("burst"), 128, 32_898, 4), url)
+    spread = summary["client_lag_ms"]["burst_spread"]
+    return [Row(f"{api}: burst of 128 x 32,898 ids, spread", spread, "ms",
+                target=Target("ours", most=20.0))]  # fmt: skip
+
+
+def chunks(url: str, api: str, count: int) -> list[Row]:
+    summary = run(trace(Arrivals("constant", rate=50), count, 16, 256), url)
+    (worker,) = summary["client"]["workers"]
+    cost_us = worker["cpu_ratio"] * worker["wall_s"] * 1e6 / summary["completed_tokens"]
+    return [
+        Row(f"{api}: CPU a chunk", cost_us, "us"),
+        Row(f"{api}: chunks/s a core", 1e6 / cost_us, "/s", target=Target("ours", least=10_000)),
+    ]
+
+
+def memory(url: str, api: str) -> list[Row]:
+    small = run(trace(Arrivals("constant", rate=200), 20, 16, 1024), url)
+    large = run(trace(Arrivals("constant", rate=200), 2020, 16, 1024), url)
+    used = [s["client"]["workers"][0]["max_rss_bytes"] for s in (small, large)]
+    return [Row(f"{api}: memory a request of 1,024 tokens", (used[1] - used[0]) / 2000 / 1024,
+                "KiB", target=Target("ours", most=3.0))]  # fmt: skip
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
+    rows = []
+    seconds = 5.0 if options.quick else 60.0
+    for attempt in range(tries(options, 1)):
+        for api in APIS:
+            note(f"{api}, try {attempt + 1}")
+            with echo(1.0, 0.0) as targets:
+                rows += lag(targets[api], api, seconds)
+                rows += burst(targets[api], api)
+            with echo(5.0, 5.0) as targets:
+                rows += chunks(targets[api], api, 50 if options.quick else 200)
+            if not options.quick:
+                with echo(5.0, 0.0) as targets:
+                    rows += memory(targets[api], api)
+    finish("Load generator", rows, options)
+
+
+if __name__ == "__main__":
+    main()
