@@ -159,18 +159,23 @@ class SharedMemoryTransport(PointToPointTransport):
     def post(self, sends: Sequence[Message], recvs: Sequence[Message], *, stream: int) -> Work:
         # A layer takes two of these: what is usual passes with one look, the base class has the
         # rest and the errors.
-        for messages in (sends, recvs):
-            for peer, tensor in messages:
-                if peer not in self._peers or not tensor.is_contiguous() or not tensor.numel():
-                    return super().post(sends, recvs, stream=stream)
+        node_local = cross_node = 0
+        for peer, tensor in sends:
+            nbytes = tensor.nbytes
+            if peer not in self._peers or not tensor.is_contiguous() or not nbytes:
+                return super().post(sends, recvs, stream=stream)
+            if peer.node == self.rank.node:
+                node_local += nbytes
+            else:
+                cross_node += nbytes
+        for peer, tensor in recvs:
+            if peer not in self._peers or not tensor.is_contiguous() or not tensor.numel():
+                return super().post(sends, recvs, stream=stream)
         work = self._start(sends, recvs, stream, "exchange")
         if sends:
             with self._count_lock:
-                for peer, tensor in sends:
-                    if peer.node == self.rank.node:
-                        self.sent_bytes.node_local += tensor.nbytes
-                    else:
-                        self.sent_bytes.cross_node += tensor.nbytes
+                self.sent_bytes.node_local += node_local
+                self.sent_bytes.cross_node += cross_node
         return work
 
     def _start(
