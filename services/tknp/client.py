@@ -207,10 +207,13 @@ class Client:
         return (await self._answer(self._inference.Detokenize(request, timeout=timeout_s))).text
 
     async def generate(
-        self, request: GenerateRequest, timeout_s: float = GENERATE_TIMEOUT_S
+        self,
+        request: GenerateRequest,
+        timeout_s: float = GENERATE_TIMEOUT_S,
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> AsyncGenerator[GenerateResponse, None]:
         """Messages as the server sends them; the last one carries `finish`."""
-        call = self._inference.Generate(request, timeout=timeout_s)
+        call = self._inference.Generate(request, timeout=timeout_s, metadata=metadata)
         finished = False
         try:
             async for response in call:

@@ -14,6 +14,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from tknp.client import Client
 from tknp.errors import CapacityError, InvalidValue
+from tknp.gateway.access import REQUEST
 from tknp.gateway.generation import Ask, Generations, Piece
 from tknp.gateway.keys import Keys, Tenant, read_keys
 from tknp.gateway.metrics import GatewayMetrics
@@ -49,6 +50,11 @@ class Gateway:
     async def close(self) -> None:
         await self.pools.close()
 
+    @property
+    def ready(self) -> bool:
+        """Whether some pool takes requests."""
+        return any(upstream.ready for upstream in self.pools.upstreams)
+
     async def encode(self, model: str, prompt: Prompt, special: bool = True) -> list[int]:
         """Ids of a prompt, by the tokenizer of `model`."""
         if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
@@ -81,10 +87,11 @@ class Gateway:
         self._check_lengths(known, prompt, chosen)
         if priority > tenant.priority:
             raise InvalidValue("priority", priority, f"{tenant.name} may ask for {tenant.priority}")
+        context = REQUEST.get()
         allowed_s = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
         return Ask(
             request_id or f"gw-{uuid.uuid4().hex}", model, prompt, chosen, tuple(stop), priority,
-            time.monotonic() + allowed_s,
+            time.monotonic() + allowed_s, context.trace.metadata if context is not None else (),
         )  # fmt: skip
 
     @asynccontextmanager

@@ -41,7 +41,7 @@ class Piece:
 class Ask:
     """A request, ready to be sent to any pool of `model`. `sampling` has seed and max_tokens set.
 
-    `deadline_s`: on the clock of `time.monotonic`.
+    `deadline_s`: on the clock of `time.monotonic`. `metadata`: of the call, such as its trace.
     """
 
     request_id: str
@@ -51,6 +51,7 @@ class Ask:
     stop: Sequence[str]
     priority: int
     deadline_s: float
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 class Generations:
@@ -76,7 +77,8 @@ class Generations:
             try:
                 with upstream.taken():
                     request = _request(ask, generated)
-                    stream = upstream.client.generate(request, request.timeout_s + _SLACK_S)
+                    allowed_s = request.timeout_s + _SLACK_S
+                    stream = upstream.client.generate(request, allowed_s, ask.metadata)
                     async with aclosing(stream) as responses:
                         async for response in responses:
                             ids = received_ids(response.token_ids)

@@ -10,24 +10,26 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 import tknp
 from tknp.errors import InvalidValue, TknpError, Unavailable
+from tknp.gateway.access import CLIENT_GONE, REQUEST, Access
 from tknp.gateway.gateway import Gateway
 from tknp.gateway.generation import Ask
 from tknp.gateway.keys import Tenant
 from tknp.gateway.openai import convert, replies
 from tknp.gateway.openai.body import BodyLimit
+from tknp.gateway.openai.described import GENERATED, errors
 from tknp.gateway.openai.errors import ErrorReply, reply_of
 from tknp.gateway.openai.requests import (
     ChatRequest,
@@ -42,7 +44,6 @@ from tknp.gateway.pool_view import pool_view
 from tknp.v1.inference_pb2 import ChatMessage
 
 log = logging.getLogger(__name__)
-CLIENT_GONE = 499
 T = TypeVar("T")
 
 
@@ -59,20 +60,20 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     app = FastAPI(title="TKNP", version=tknp.__version__, lifespan=lifespan)
     app.add_middleware(BodyLimit, max_bytes=gateway.settings.max_body_bytes)
+    app.add_middleware(Access, answered=gateway.metrics.answered)
     _errors(app)
-    _count(app, gateway)
     api = Api(gateway)
-    app.post("/v1/completions")(api.completions)
-    app.post("/v1/chat/completions")(api.chat)
-    app.get("/v1/models")(api.models)
-    app.get("/v1/models/{name:path}")(api.model)
-    app.post("/tokenize")(api.tokenize)
-    app.post("/detokenize")(api.detokenize)
+    app.post("/v1/completions", responses=GENERATED)(api.completions)
+    app.post("/v1/chat/completions", responses=GENERATED)(api.chat)
+    app.get("/v1/models", responses=errors(401))(api.models)
+    app.get("/v1/models/{name:path}", responses=errors(401, 404, 503))(api.model)
+    app.post("/tokenize", responses=errors())(api.tokenize)
+    app.post("/detokenize", responses=errors())(api.detokenize)
     app.get("/health")(api.health)
-    app.get("/ready")(api.ready)
+    app.get("/ready", responses=errors(503))(api.ready)
     app.get("/version")(api.version)
-    app.get("/metrics")(api.metrics)
-    app.get("/pools")(api.pools)
+    app.get("/metrics", response_class=PlainTextResponse)(api.metrics)
+    app.get("/pools", responses=errors(401))(api.pools)
     app.get("/", include_in_schema=False)(page)
     return app
 
@@ -101,7 +102,7 @@ class Api:
 
     async def tokenize(self, request: Request, body: TokenizeRequest) -> Response:
         self._tenant(request)
-        model = self._model(body.model)
+        model = self._gateway.pools.named(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidValue("prompt", body.prompt, "give either prompt or messages")
         prompt: str | list[ChatMessage] = body.prompt or ""
@@ -113,7 +114,7 @@ class Api:
 
     async def detokenize(self, request: Request, body: DetokenizeRequest) -> Response:
         self._tenant(request)
-        text = await self._gateway.decode(self._model(body.model), body.tokens)
+        text = await self._gateway.decode(self._gateway.pools.named(body.model), body.tokens)
         return JSONResponse({"prompt": text})
 
     async def health(self) -> Response:
@@ -123,7 +124,7 @@ class Api:
     async def ready(self) -> Response:
         """Whether some pool takes requests."""
         upstreams = self._gateway.pools.upstreams
-        if not any(upstream.ready for upstream in upstreams):
+        if not self._gateway.ready:
             raise Unavailable("; ".join(f"{u.target}: {u.error}" for u in upstreams) or "no pool")
         return JSONResponse({"status": "ready"})
 
@@ -143,15 +144,6 @@ class Api:
     def _tenant(self, request: Request) -> Tenant:
         return self._gateway.keys.tenant(request.headers.get("authorization"))
 
-    def _model(self, name: str | None) -> str:
-        """The model asked for; where one is served it need not be named."""
-        if name is not None:
-            return name
-        known = self._gateway.pools.models
-        if len(known) != 1:
-            raise InvalidValue("model", None, f"is required: {len(known)} models are served")
-        return known[0].name
-
     async def _generate(
         self,
         request: Request,
@@ -164,7 +156,8 @@ class Api:
             raise InvalidValue("stream_options", "...", "needs stream: true")
         sampling, stops = convert.sampling_of(body), convert.stops_of(body)
         encoded = [await gateway.encode(body.model, prompt) for prompt in prompts]
-        name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        context = REQUEST.get()
+        name = f"{'chatcmpl' if chat else 'cmpl'}-{context.request_id if context else uuid.uuid4()}"
         asks = [
             gateway.ask(
                 body.model, ids, convert.choice(sampling, index), tenant, stop=stops,
@@ -252,14 +245,3 @@ def _errors(app: FastAPI) -> None:
     async def unexpected(request: Request, error: Exception) -> Response:
         log.error("%s failed", request.url.path, exc_info=error)
         return answer(ErrorReply(500, "the gateway failed; its log has it", "server_error"))
-
-
-def _count(app: FastAPI, gateway: Gateway) -> None:
-    @app.middleware("http")
-    async def counted(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        response = await call_next(request)
-        route = request.scope.get("route")
-        gateway.metrics.answered(getattr(route, "path", "unknown"), str(response.status_code))
-        return response

@@ -28,6 +28,10 @@ def pool_view(upstream: Upstream) -> dict[str, Any]:
         "running": status.running,
         "steps": status.steps,
         "completed": status.completed,
+        "streams": [
+            {"stream": stream.stream, "steps": stream.steps, "running": stream.running}
+            for stream in status.streams
+        ],
         "nodes": [
             {
                 "node": node.node,

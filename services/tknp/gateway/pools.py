@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 
 from tknp.client import Client
-from tknp.errors import TknpError, Unavailable
+from tknp.errors import InvalidValue, TknpError, Unavailable
 from tknp.v1.coordinator_pb2 import Status
 from tknp.v1.inference_pb2 import GetModelResponse
 
@@ -112,8 +112,19 @@ class Pools:
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         for upstream in self.upstreams:
             await upstream.client.close()
+
+    def check(self) -> None:
+        """Raise Unavailable if nobody looks after the pools any more."""
+        if self._task is not None and self._task.done():
+            raise Unavailable("the pools are no longer looked after")
+
+    async def looked(self) -> None:
+        """Wait until every pool has been asked again."""
+        self._changed.clear()
+        await self._changed.wait()
 
     def model(self, name: str) -> GetModelResponse:
         """The model called `name`; raises UnknownModel, or Unavailable while it may yet appear."""
@@ -125,6 +136,18 @@ class Pools:
             raise Unavailable(self._why(silent))
         known = ", ".join(model.name for model in self.models)
         raise UnknownModel(f"model={name!r}: no pool serves it; served here: {known}")
+
+    def named(self, name: str | None, field: str = "model") -> str:
+        """The model asked for; where only one is served `field` may stay empty."""
+        if name:
+            return name
+        known = self.models
+        if len(known) > 1:
+            names = ", ".join(model.name for model in known)
+            raise InvalidValue(field, name, f"is required: {names} are served")
+        if not known:
+            raise Unavailable(self._why(self.upstreams))
+        return known[0].name
 
     def pick(self, name: str) -> Upstream:
         """The ready pool of model `name` with the least to do; raises as `model` does."""
@@ -142,8 +165,7 @@ class Pools:
                 while True:
                     with contextlib.suppress(Unavailable):
                         return self.pick(name)
-                    self._changed.clear()
-                    await self._changed.wait()
+                    await self.looked()
         except TimeoutError:
             return self.pick(name)
 

@@ -29,7 +29,9 @@ class GatewaySettings:
 
     pools                coordinators, HOST:PORT or dns:HOST:PORT (all addresses of a headless
                          service); a pool serves the model that it says it does
-    http_host, http_port, grpc_port   where Ray Serve's proxies listen; port 0 of gRPC: off
+    http_host, http_port   where Ray Serve's HTTP proxy listens
+    grpc_port            of its gRPC proxy, which listens everywhere in plain text, so that it needs
+                         `insecure`; 0: off
     min_replicas, max_replicas        of the gateway, scaled by requests in flight
     tls_ca               PEM file to trust at pools; unset: plain text
     token_file           bearer token that pools ask of clients
@@ -41,6 +43,10 @@ class GatewaySettings:
     max_output_tokens    asked for where a chat request names no limit, as far as there is room
     max_inflight         requests of one replica, more are answered 429
     timeout_s            longest life of a request; a request may ask for less
+    drain_s              how long open streams may go on after SIGTERM; a replica that Serve takes
+                         away in an update has `timeout_s`
+    log_file             JSON lines of every replica are appended to it; unset: standard error,
+                         which Ray keeps in the log of the worker
     replays              how often a stream that lost its pool is submitted again; 0: never
     replay_wait_s        how long such a stream waits for a pool
     """
@@ -48,7 +54,7 @@ class GatewaySettings:
     pools: tuple[str, ...]
     http_host: str = "127.0.0.1"
     http_port: int = 8000
-    grpc_port: int = 9000
+    grpc_port: int = 0
     min_replicas: int = 1
     max_replicas: int = 4
     tls_ca: str | None = None
@@ -63,6 +69,8 @@ class GatewaySettings:
     max_output_tokens: int = 1024
     max_inflight: int = 1024
     timeout_s: float = 3600.0
+    drain_s: float = 60.0
+    log_file: str | None = None
     replays: int = 3
     replay_wait_s: float = 120.0
     cors_origins: tuple[str, ...] = field(default=())
@@ -88,6 +96,8 @@ class GatewaySettings:
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value < float("inf"):
                 raise InvalidValue(name, value, "must be a number above 0 seconds, not infinite")
+        if type(self.drain_s) not in (int, float) or not 0 <= self.drain_s < float("inf"):
+            raise InvalidValue("drain_s", self.drain_s, "must be a number of seconds, 0 for none")
         if bool(self.http_cert) != bool(self.http_key):
             raise InvalidValue("http_cert", self.http_cert, "give http_cert and http_key together")
         if self.http_client_ca and not self.http_cert:
@@ -97,6 +107,13 @@ class GatewaySettings:
             raise InvalidValue(
                 "http_host", self.http_host, "would be open to anybody: give keys_file, http_cert "
                 "and http_key, or, where the network itself keeps others out, insecure: true",
+            )  # fmt: skip
+
+        if self.grpc_port and not self.insecure:
+            raise InvalidValue(
+                "grpc_port", self.grpc_port, "Ray Serve listens on every address and in plain text "
+                "there: say insecure: true where the network itself keeps others out, or use the "
+                "coordinator's own port",
             )  # fmt: skip
 
     def _whole(self, name: str, low: int, high: int | None) -> None:
@@ -121,12 +138,29 @@ def settings_from(data: Mapping[str, object]) -> GatewaySettings:
     return GatewaySettings(**values)  # type: ignore[arg-type]
 
 
+def settings_from_text(args: Mapping[str, object]) -> GatewaySettings:
+    """As `settings_from`, for values that may be text. `settings`: a file that has the others."""
+    given = dict(args)
+    path = given.pop("settings", None)
+    values = dict(_read(Path(str(path)))) if path is not None else {}
+    for name, value in given.items():
+        if isinstance(value, str):
+            lists = name in ("pools", "cors_origins")
+            value = value.split(",") if lists else yaml.safe_load(value)
+        values[name] = value
+    return settings_from(values)
+
+
 def read_settings(path: Path) -> GatewaySettings:
     """Read a YAML file of settings."""
+    return settings_from(_read(path))
+
+
+def _read(path: Path) -> Mapping[str, object]:
     try:
         data = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidValue("settings", str(path), f"cannot be read: {error}") from error
     if not isinstance(data, Mapping):
         raise InvalidValue("settings", str(path), "expected a mapping of settings")
-    return settings_from(data)
+    return data

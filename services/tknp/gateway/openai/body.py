@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -28,10 +29,12 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return
         said = dict(scope["headers"]).get(b"content-length", b"0")
         if said.isdigit() and int(said) > self._max_bytes:
-            return await self._refuse(scope, receive, send)
+            await self._refuse(scope, receive, send)
+            return
         taken, started = 0, False
 
         async def limited() -> MutableMapping[str, Any]:
@@ -44,14 +47,15 @@ class BodyLimit:
 
         async def noted(message: MutableMapping[str, Any]) -> None:
             nonlocal started
+            if taken > self._max_bytes and not started:
+                return  # what the application makes of the exception; the answer is below
             started = True
             await send(message)
 
-        try:
+        with contextlib.suppress(_TooLarge):
             await self._app(scope, limited, noted)
-        except _TooLarge:
-            if not started:
-                await self._refuse(scope, receive, send)
+        if taken > self._max_bytes and not started:
+            await self._refuse(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = ErrorReply(TOO_LARGE, f"the body is larger than {self._max_bytes} bytes")
