@@ -33,6 +33,10 @@ class Growth:
     nodes: tuple[int, ...]
     further: int | None = None
 
+    @property
+    def pages(self) -> dict[int, int]:
+        return dict.fromkeys(self.nodes, 1)
+
 
 def starved(division: Division, loads: Sequence[NodeLoad], request: Request) -> tuple[int, ...]:
     """Nodes that have to make room if `request`, near the end of its pages, is to stay."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from tknp.coordinator.division import Division
 from tknp.errors import InvalidValue
@@ -29,7 +30,7 @@ class Limits:
     reserve_ratio: float = 1.0
     hold_until: int = 0
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Most tokens, prompt plus output, that a request may have."""
         most = min(self.max_model_len, self.max_prompt_tokens + 1)

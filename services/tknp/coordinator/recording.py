@@ -97,7 +97,7 @@ class RecordingScheduler(Scheduler):
         self._file.flush()
 
     def growths(self) -> list[Growth]:
-        wanted = self._starving()
+        wanted = self._growing.starving
         found = super().growths()
         if wanted:
             self._write("growths", [], [self.preemptions, grown(found)])
@@ -108,8 +108,7 @@ class RecordingScheduler(Scheduler):
 
     def grew(self, growth: Growth, given: Collection[int]) -> bool:
         runs = super().grew(growth, given)
-        if growth.nodes:  # others are the scheduler's own doing
-            self._write("grew", [self._numbers[growth], sorted(given)], runs)
+        self._write("grew", [self._numbers[growth], sorted(given)], runs)
         if runs:
             self._numbers.pop(growth, None)
         return runs

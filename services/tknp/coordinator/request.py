@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from tknp.coordinator.division import Division
 from tknp.errors import TknpError
 from tknp.kv.holding import Key
 from tknp.layout.shares import Shares
@@ -83,6 +84,11 @@ class Request:
     first_token_s: float = 0.0
     token_s: float = 0.0
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+
+    def cover(self, division: Division) -> None:
+        """Note how far the pages that are held reach."""
+        held = [self.held[node] for node in self.owners]
+        self.covered = division.covered(self.shares, held, self.most_tokens)
 
     @property
     def ended(self) -> bool:

@@ -17,7 +17,9 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from tknp.coordinator.growth import Growth, find, starved
+from tknp.coordinator.growing import Growing
+from tknp.coordinator.growth import Growth
+from tknp.coordinator.ledger import Ledger
 from tknp.coordinator.limits import Limits
 from tknp.coordinator.placement import Place, Seat, choose
 from tknp.coordinator.request import NOWHERE, Request, Stage
@@ -53,16 +55,15 @@ class Scheduler:
         ]
         self._arrived = 0
         self._live: dict[Request, None] = {}
-        self._used, self._withheld = [0] * nodes, [0] * nodes
+        self._ledger = Ledger(limits.pages)
         self._held_back: list[Request] = []
         self._released = not limits.hold_until
-        self._growing: dict[Request, Growth] = {}
+        self._growing = Growing(limits.division, self._ledger, self.streams, self._preempt)
 
     @property
     def loads(self) -> list[NodeLoad]:
         """Pages of each node; reserved and withheld ones are used."""
-        taken = zip(self.limits.pages, self._used, self._withheld, strict=True)
-        return [NodeLoad(pages, used + withheld) for pages, used, withheld in taken]
+        return self._ledger.loads
 
     @property
     def live(self) -> list[Request]:
@@ -109,7 +110,7 @@ class Scheduler:
         None while a running request waits for a page: it goes first.
         """
         placed: list[Request] = []
-        if self._starving():
+        if self._growing.starving:
             return placed
         while self.waiting and any(stream.slots for stream in self.streams):
             request = self.waiting.head
@@ -152,7 +153,7 @@ class Scheduler:
         if len(state.in_flight) >= STEPS_IN_FLIGHT:
             return None
         short = state.short()
-        if any(request in self._growing for request in short):
+        if any(map(self._growing.pending, short)):
             return None
         for request in short:
             self._preempt(request)
@@ -199,26 +200,11 @@ class Scheduler:
 
     def withhold(self, node: int, pages: int) -> None:
         """`node` has `pages` that no request holds and that it can't give either (quarantine)."""
-        self._withheld[node] = pages
+        self._ledger.withhold(node, pages)
 
     def growths(self) -> list[Growth]:
         """What to ask of owners now, for requests near the end of their pages; see `grew`."""
-        found: list[Growth] = []
-        for stream in self.streams:
-            for request in list(stream.hungry):
-                while request in stream.hungry and request not in self._growing:
-                    growth = find(self.limits.division, self.loads, request)
-                    if growth is None:
-                        self._make_room(request)
-                        break
-                    for node in growth.nodes:
-                        self._used[node] += 1
-                    self._growing[request] = growth
-                    if growth.nodes:
-                        found.append(growth)
-                    else:
-                        self.grew(growth, ())
-        return found
+        return self._growing.ask()
 
     def grew(self, growth: Growth, given: Collection[int]) -> bool:
         """The nodes `given` of `growth.nodes` have given their page; whether the request has them.
@@ -226,32 +212,11 @@ class Scheduler:
         If not, because it has left the batch or a node refused, the caller has to release what
         `growth.further` gave, and then to call `shrunk`.
         """
-        request, stream = growth.request, self.streams[growth.request.stream]
-        del self._growing[request]
-        same = growth.key == request.key and bool(request.held)
-        whole = set(given) == set(growth.nodes)
-        runs = same and request.stage is Stage.RUNNING and whole
-        for node in growth.nodes:
-            if node == growth.further and not runs:
-                continue  # until `shrunk`
-            if same and node in given:
-                request.held[node] = request.held.get(node, 0) + 1
-            else:
-                self._used[node] -= 1
-        if not runs:
-            return False
-        if growth.further is not None:
-            request.owners = growth.shares.owners
-            stream.requests[growth.further] += 1
-        request.shares = growth.shares
-        self._cover(request)
-        stream.grow(request)
-        return True
+        return self._growing.answered(growth, given)
 
     def shrunk(self, growth: Growth) -> None:
         """`growth.further` has released what it gave in vain."""
-        if growth.further is not None:
-            self._used[growth.further] -= 1
+        self._growing.shrunk(growth)
 
     def end(self, request: Request) -> Stage:
         """Cancelled or failed; returns the stage it had.
@@ -300,20 +265,14 @@ class Scheduler:
         request.owners, request.shares = place.owners, place.shares
         request.held = dict(zip(place.owners, place.pages, strict=True))
         request.stage = Stage.PLACED
-        for node, pages in request.held.items():
-            self._used[node] += pages
+        self._ledger.take(request.held)
+        for node in request.owners:
             stream.requests[node] += 1
-        self._cover(request)
+        request.cover(self.limits.division)
         self.placed.add(request)
 
-    def _cover(self, request: Request) -> None:
-        held = [request.held[node] for node in request.owners]
-        division = self.limits.division
-        request.covered = division.covered(request.shares, held, request.most_tokens)
-
     def _free(self, request: Request) -> None:
-        for node, pages in request.held.items():
-            self._used[node] -= pages
+        self._ledger.give(request.held)
         for node in request.owners:
             self.streams[request.stream].requests[node] -= 1
         request.held = {}
@@ -342,22 +301,6 @@ class Scheduler:
         request.preemptions += 1
         self.preemptions += 1
         self.streams[request.stream].leave(request)
-
-    def _make_room(self, request: Request) -> None:
-        """Let the youngest request that would help leave, unless one is leaving already."""
-        nodes = set(starved(self.limits.division, self.loads, request))
-        if any(nodes & r.held.keys() for stream in self.streams for r in stream.departing):
-            return
-        helps = [
-            other for stream in self.streams for other in stream.running.values()
-            if nodes & other.held.keys() and other.pinned is None and not other.preemptions
-        ]  # fmt: skip
-        self._preempt(max(helps, key=lambda r: (-r.priority, r.order), default=request))
-
-    def _starving(self) -> bool:
-        return any(
-            request not in self._growing for stream in self.streams for request in stream.hungry
-        )
 
     def _release(self) -> None:
         """Let held requests join once so many have come and all that fit are ready."""

@@ -1,8 +1,8 @@
 """Runs the programs of all ranks in virtual time.
 
-A rank has one lane a stream, one compute resource, which at every operation goes to the lowest
-stream that can go on, and two links, NVLink and network, each sending and receiving one transfer at
-a time. A lane runs its operations in order:
+A rank has one lane a stream, one compute resource, which at every operation goes to the oldest step
+that can go on (of equal ones to the lowest stream), and two links, NVLink and network, each sending
+and receiving one transfer at a time. A lane runs its operations in order:
 
     computation   waits for the rank's compute resource, holds it for its price
     send          posted; the lane goes on (`buffered`) or waits until it has arrived
@@ -78,7 +78,7 @@ class _Lane:
 @dataclass
 class _Rank:
     busy: bool = False
-    ready: list[tuple[int, _Lane]] = field(default_factory=list)
+    ready: list[tuple[tuple[int, int], _Lane]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class _Simulation:
             self._post(now, lane)
             return
         rank = self._ranks[lane.rank]
-        heapq.heappush(rank.ready, (lane.stream, lane))
+        heapq.heappush(rank.ready, ((lane.step, lane.stream), lane))
         # All that becomes ready at one instant competes for the resource.
         self._at(now, lambda then: self._dispatch(then, rank))
 

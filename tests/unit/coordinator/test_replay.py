@@ -25,14 +25,16 @@ SECRET = 4242
 def drive(scheduler: Scheduler, make_request: MakeRequest, seed: int) -> None:
     """A few hundred calls as a busy pool makes them, ends of every kind among them."""
     dice = random.Random(seed)
-    launched: list[int] = []
-    for turn in range(200):
+    launched: list[tuple[int, int]] = []
+    for turn in range(300):
         if dice.random() < 0.4:
             request = make_request(
-                dice.randint(1, 12), dice.randint(1, 9), ignore_eos=dice.random() < 0.5,
-                priority=dice.randint(0, 2), deadline_s=turn + dice.choice([2.0, 1e9]),
+                dice.randint(1, 12), dice.randint(1, 20), ignore_eos=dice.random() < 0.5,
+                priority=dice.randint(0, 2), deadline_s=turn + dice.choice([2.0, 1e9, 1e9]),
                 stop_token_ids=(SECRET,),
             )  # fmt: skip
+            if dice.random() < 0.1 and request.params.max_tokens > 1:
+                request.generated, request.given = [SECRET], 1
             try:
                 scheduler.submit(request)
             except CapacityError:
@@ -44,18 +46,24 @@ def drive(scheduler: Scheduler, make_request: MakeRequest, seed: int) -> None:
             elif scheduler.first_token(request, dice.choice([7, 8, SECRET])) is not None:
                 scheduler.freed(request)
         gone = scheduler.overdue(float(turn))
-        if not gone and scheduler.live and dice.random() < 0.2:
+        if not gone and scheduler.live and dice.random() < 0.1:
             gone = [dice.choice(scheduler.live)]
         for request in gone:
             if scheduler.end(request) in (Stage.PLACED, Stage.READY):
                 scheduler.freed(request)
-        while (delta := scheduler.delta()) is not None:
-            launched.append(delta.step)
+        for stream in range(len(scheduler.streams)):
+            while (delta := scheduler.delta(stream)) is not None:
+                launched.append((stream, delta.step))
         if launched:
-            step = launched.pop(0)
-            slots = list(scheduler.streams[0].in_flight[step])
-            scheduler.tokens(step, slots, [dice.choice([0, 7, SECRET, None]) for _ in slots])
-            scheduler.finished(step)
+            stream, step = launched.pop(0)
+            slots = list(scheduler.streams[stream].in_flight[step])
+            ids = [dice.choice([0, 7, 7, 7, 7, 7, SECRET, None]) for _ in slots]
+            scheduler.tokens(step, slots, ids, stream)
+            scheduler.finished(step, stream)
+        for growth in scheduler.growths():
+            given = growth.nodes if dice.random() < 0.6 else ()
+            if not scheduler.grew(growth, given):
+                scheduler.shrunk(growth)
 
 
 @pytest.fixture
@@ -65,9 +73,10 @@ def recording(
     def record(seed: int) -> Path:
         path = tmp_path / f"{seed}.jsonl"
         clock = count()
-        scheduler = RecordingScheduler(
-            make_limits(max_batch=4, max_queue=6), 3, path=path, clock=lambda: float(next(clock))
+        limits = make_limits(
+            max_batch=4, max_queue=6, streams=((0, 1), (0, 1)), width=2, reserve_ratio=0.0
         )
+        scheduler = RecordingScheduler(limits, 3, path=path, clock=lambda: float(next(clock)))
         drive(scheduler, make_request, seed)
         scheduler.close()
         return path
@@ -81,7 +90,8 @@ def test_the_same_decisions_again(seed: int, recording: Callable[[int], Path]) -
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     calls = {line["call"] for line in lines[1:]}
     assert calls >= {"submit", "place", "unplace", "first_token", "delta", "tokens", "finished",
-                     "freed", "withhold", "end", "overdue"}  # fmt: skip
+                     "freed", "withhold", "end", "overdue", "growths", "grew",
+                     "shrunk"}  # fmt: skip
     assert [line["at_s"] for line in lines[1:]] == [float(n) for n in range(len(lines) - 1)]
     assert replay(path) == len(lines) - 1
 
@@ -92,7 +102,9 @@ def test_no_ids_of_anybody_are_in_it(recording: Callable[[int], Path]) -> None:
     assert "request-" not in text
 
 
-@pytest.mark.parametrize("call", ["place", "first_token", "delta", "tokens", "end", "overdue"])
+@pytest.mark.parametrize(
+    "call", ["place", "first_token", "delta", "tokens", "end", "overdue", "growths"]
+)
 def test_another_decision_is_found(call: str, recording: Callable[[int], Path]) -> None:
     path = recording(1)
     lines = path.read_text().splitlines()
