@@ -8,7 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -87,6 +90,39 @@ def test_a_run_leaves_everything_it_should(
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.yaml", "trace.jsonl", "summary.json", "summary.csv", "requests.0.jsonl",
             "requests.1.jsonl", "tokens.0.bin", "tokens.1.bin"} <= names  # fmt: skip
+
+
+def test_server_counters_are_of_the_run_alone(
+    echo: dict[str, str], load: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Scraped before and after; what warm-up added is left out."""
+    scrapes = count()
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = f"# TYPE r counter\nr_total {10 * next(scrapes)}\n".encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metrics) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        gen(load)
+        run(load, echo["http"], "--metrics-url", url, "--metrics-interval-s", "3600", *ANY_LAG)
+        server.shutdown()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["server"][url]["scrapes"] == 3
+    assert summary["server"][url]["counters"] == {"r_total": 10}
+    lines = (tmp_path / "out" / "server_metrics.jsonl").read_text().splitlines()
+    times = [json.loads(line)["at_s"] for line in lines]
+    assert times == sorted(times)
+    assert times[1] <= 0 < times[2]
+    unreachable = run(load, echo["http"], "--metrics-url", "http://127.0.0.1:9/", code=Exit.FAILED)
+    assert "can't be scraped" in unreachable.stderr
 
 
 def test_exit_codes_say_what_happened(

@@ -1,7 +1,8 @@
 """The server's own Prometheus counters, scraped while a run goes on.
 
 One line a scrape: {"at_s": seconds from release, "url": .., "samples": {'name{labels}': value}}.
-Histograms are compared as differences between the last and the first scrape.
+Counters and histograms are differences between the last scrape and the last one before release,
+which comes after warm-up.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def server_summary(scrapes: Sequence[Scrape]) -> dict[str, Any] | None:
     result = {}
     for url in dict.fromkeys(scrape.url for scrape in scrapes):
         own = [scrape for scrape in scrapes if scrape.url == url]
-        first, last = own[0].samples, own[-1].samples
+        before = [scrape for scrape in own if scrape.at_s <= 0] or own
+        first, last = before[-1].samples, own[-1].samples
         result[url] = {
             "scrapes": len(own),
             "counters": {

@@ -162,8 +162,8 @@ def _cards(summary: Mapping[str, Any]) -> str:
          "release to last completion"),
         (_number(summary["completion_s"]["p95"]) + " s", "p95 completion",
          "from scheduled arrival"),
-        (_number(summary["ttft_ms"]["p50"]) + " ms", "median TTFT",
-         f"p95 {_number(summary['ttft_ms']['p95'])} ms"),
+        (_duration(summary["ttft_ms"]["p50"]), "median TTFT",
+         f"p95 {_duration(summary['ttft_ms']['p95'])}"),
         (_number(summary["itl_ms"]["p50"]) + " ms", "median ITL",
          f"p95 {_number(summary['itl_ms']['p95'])} ms"),
         (f"{summary['completed']}/{summary['scheduled']}", "completed",
@@ -243,6 +243,13 @@ def _csv(results: Sequence[Result], path: Path) -> None:
 
 def _infinite(value: float | None) -> bool:
     return value is not None and math.isinf(value)
+
+
+def _duration(ms: float | None) -> str:
+    """Milliseconds, in seconds where there are many."""
+    if ms is not None and math.isfinite(ms) and ms >= 10_000:
+        return f"{ms / 1e3:.3g} s"
+    return f"{_number(ms)} ms"
 
 
 def _number(value: float | None) -> str:

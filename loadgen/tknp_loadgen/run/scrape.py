@@ -28,15 +28,17 @@ def fetch(url: str) -> dict[str, float]:
 
 
 class Scraper:
-    """Writes a line a scrape while its context is open; the first and the last are always there.
+    """Writes a line a scrape while its context is open: one before, some during, one after.
 
-    An endpoint that can't be read at the start is an error; later failures leave gaps.
+    An endpoint that can't be read at the start is an error; later failures leave gaps. Times count
+    from release, so what was scraped before waits for `begin`.
     """
 
     def __init__(self, urls: Sequence[str], path: Path, interval_s: float) -> None:
         self._urls, self._path, self._interval_s = urls, path, interval_s
         self._task: asyncio.Task[None] | None = None
-        self.release_ns = time.monotonic_ns()
+        self._release_ns: int | None = None
+        self._early: list[tuple[int, str, dict[str, float]]] = []
 
     async def __aenter__(self) -> Self:
         if self._urls:
@@ -44,6 +46,17 @@ class Scraper:
             await self._round(strict=True)
             self._task = asyncio.create_task(self._rounds())
         return self
+
+    async def look(self) -> None:
+        """Scrape now: after warm-up, before release, so that counters are of the run alone."""
+        await self._round(strict=False)
+
+    def begin(self, release_ns: int) -> None:
+        """The moment of release is known."""
+        self._release_ns = release_ns
+        for at_ns, url, samples in self._early:
+            self._write(at_ns, url, samples)
+        self._early.clear()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
@@ -67,7 +80,12 @@ class Scraper:
                 if strict:
                     raise
                 continue
-            at_s = round((time.monotonic_ns() - self.release_ns) / 1e9, 6)
-            line = json.dumps({"at_s": at_s, "url": url, "samples": samples})
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            if self._release_ns is None:
+                self._early.append((time.monotonic_ns(), url, samples))
+            else:
+                self._write(time.monotonic_ns(), url, samples)
+
+    def _write(self, at_ns: int, url: str, samples: dict[str, float]) -> None:
+        at_s = round((at_ns - (self._release_ns or at_ns)) / 1e9, 6)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"at_s": at_s, "url": url, "samples": samples}) + "\n")

@@ -62,8 +62,10 @@ async def supervise(trace: Trace, settings: RunSettings, view: View | None = Non
     try:
         scrapes = directory / "server_metrics.jsonl"
         async with Scraper(settings.metrics_urls, scrapes, settings.metrics_interval_s) as scraper:
-            await run.start()
-            scraper.release_ns = run.release_ns
+            await run.prepare()
+            await scraper.look()
+            run.release()
+            scraper.begin(run.release_ns)
             await run.finish()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -120,8 +122,8 @@ class _Run:
         self.stopped: str | None = None
         self.done: list[Mapping[str, Any]] = []
 
-    async def start(self) -> None:
-        """From processes to the moment of release."""
+    async def prepare(self) -> None:
+        """Until every worker is ready."""
         count = self._settings.workers(self._trace)
         for number in range(count):
             process = await asyncio.create_subprocess_exec(
@@ -138,6 +140,9 @@ class _Run:
             self._ready.append(ready)
             self._readers.append(asyncio.create_task(self._read(number, process, ready)))
         await self._all(asyncio.create_task(event.wait()) for event in self._ready)
+
+    def release(self) -> None:
+        """Tell all of them when to begin."""
         if self.stopped:
             raise Interrupted("interrupted before anything was sent")
         lead_s = self._lead_s()
