@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tknp.cli.gateway_beside import GatewayPorts, gateway_beside, start_gateway
 from tknp.cli.local_pool import LocalPool, RunningPool, check, running
 from tknp.cli.options import POSITIVE, combined, option, pool_settings
 from tknp.cli.output import err, out, plural
@@ -76,19 +77,20 @@ def local_pool(values: dict[str, Any]) -> LocalPool:
     return LocalPool(**{name: values[name] for name in own}, settings=settings)
 
 
-def ready_json(pool: RunningPool) -> str:
+def ready_json(pool: RunningPool, gateway: str | None) -> str:
     """One line for scripts."""
-    return json.dumps(
-        {"target": pool.target, "pool_file": str(pool.pool_file), "pids": dict(pool.pids)}
-    )
+    pids = {child.command.name: child.pid for child in pool.supervisor.children}
+    facts = {"target": pool.target, "pool_file": str(pool.pool_file), "pids": pids}
+    return json.dumps(facts if gateway is None else {**facts, "gateway": gateway})
 
 
-def announce(console: Console, pool: RunningPool) -> None:
+def announce(console: Console, pool: RunningPool, gateway: str | None) -> None:
     """Endpoints, nodes and what to try next."""
     places = Table.grid(padding=(0, 2))
     for name, value in (
         ("inference", pool.target), ("metrics", f"http://{pool.pool.metrics_address}/metrics"),
         ("pool file", str(pool.pool_file)), ("logs", str(pool.directory / "logs")),
+        *((("gateway", gateway),) if gateway else ()),
     ):  # fmt: skip
         places.add_row(Text(f"  {name}", style="dim"), Text(value, overflow="fold"))
     console.print()
@@ -116,20 +118,22 @@ def announce(console: Console, pool: RunningPool) -> None:
 
 
 async def _up(
-    values: dict[str, Any], ready_timeout_s: float, run_directory: Path | None, as_json: bool
-) -> None:
+    values: dict[str, Any], ready_timeout_s: float, run_directory: Path | None, as_json: bool,
+    gateway: GatewayPorts | None,
+) -> None:  # fmt: skip
     console = err()
     pool = local_pool(values).configure()
     check(pool)
     was_ready = False
     try:
         async with running(pool, console, ready_timeout_s, run_directory) as pool_up:
+            url = None if gateway is None else await start_gateway(pool_up, gateway, console)
             was_ready = True
             if as_json:
-                click.echo(ready_json(pool_up))
+                click.echo(ready_json(pool_up, url))
             else:
-                announce(out(), pool_up)
-            processes = plural(len(pool_up.pids), "process", "processes")
+                announce(out(), pool_up, url)
+            processes = plural(len(pool_up.supervisor.children), "process", "processes")
             try:
                 await pool_up.run()
             finally:
@@ -142,11 +146,13 @@ async def _up(
 @click.command("up")
 @pool_options(model=None, port=50051)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
+@gateway_beside
 def command(
-    ready_timeout_s: float, run_directory: Path | None, as_json: bool, **values: Any
-) -> None:
+    ready_timeout_s: float, run_directory: Path | None, as_json: bool,
+    gateway: GatewayPorts | None, **values: Any,
+) -> None:  # fmt: skip
     """Start a pool here and keep it until Ctrl-C.
 
     Example: tknp up --model smollm2 --nodes 2
     """
-    asyncio.run(_up(values, ready_timeout_s, run_directory, as_json))
+    asyncio.run(_up(values, ready_timeout_s, run_directory, as_json, gateway))

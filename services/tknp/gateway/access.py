@@ -39,13 +39,20 @@ REQUEST: ContextVar[RequestContext | None] = ContextVar("tknp_request", default=
 
 
 class Access:
-    """`answered(route, status)` is called once for every request."""
+    """`answered(route, status)` is called once for every request.
+
+    `named`: answers carry the id. Where a proxy before this one adds it, they must not.
+    """
 
     def __init__(
-        self, app: Callable[..., Awaitable[None]], answered: Callable[[str, str], None]
+        self,
+        app: Callable[..., Awaitable[None]],
+        answered: Callable[[str, str], None],
+        named: bool = True,
     ) -> None:
         self._app = app
         self._answered = answered
+        self._named = named
 
     async def __call__(
         self, scope: Scope, receive: Callable[[], Awaitable[Message]],
@@ -58,10 +65,11 @@ class Access:
         request_id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
         began_s, status = time.monotonic(), CLIENT_GONE
 
-        async def named(message: Message) -> None:
+        async def noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+            if message["type"] == "http.response.start" and self._named:
                 message["headers"] = [*message.get("headers", ()), (_KEY, request_id.encode())]
             await send(message)
 
@@ -69,7 +77,7 @@ class Access:
         with tracer().span(name, headers.get(b"traceparent", b"").decode("latin-1")) as trace:
             token = REQUEST.set(RequestContext(request_id, trace))
             try:
-                await self._app(scope, receive, named)
+                await self._app(scope, receive, noted)
             except Exception:
                 if status == CLIENT_GONE:  # whoever catches it answers so
                     status = 500

@@ -47,8 +47,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def create_app(gateway: Gateway) -> FastAPI:
-    """The application of one replica; its lifespan starts and closes `gateway`."""
+def create_app(gateway: Gateway, *, named: bool = True) -> FastAPI:
+    """The application of one replica; its lifespan starts and closes `gateway`.
+
+    `named`: answers carry the request's id; a proxy of Ray Serve adds it by itself.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -60,7 +63,7 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     app = FastAPI(title="TKNP", version=tknp.__version__, lifespan=lifespan)
     app.add_middleware(BodyLimit, max_bytes=gateway.settings.max_body_bytes)
-    app.add_middleware(Access, answered=gateway.metrics.answered)
+    app.add_middleware(Access, answered=gateway.metrics.answered, named=named)
     _errors(app)
     api = Api(gateway)
     app.post("/v1/completions", responses=GENERATED)(api.completions)

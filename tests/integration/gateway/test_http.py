@@ -122,7 +122,8 @@ async def test_a_client_that_leaves_frees_its_pages(
     http: httpx2.AsyncClient, pool: Any, served: SimpleNamespace, until: Until
 ) -> None:
     async with http.stream("POST", "/v1/completions", json={**ENDLESS, "n": 3}) as response:
-        await anext(response.aiter_lines())
+        lines = response.aiter_lines()
+        await anext(lines)
         assert served.gateway.inflight == 3
     await idle(pool)
     await until(lambda: not served.gateway.inflight)
@@ -171,7 +172,8 @@ async def test_requests_of_a_replica_are_limited(
         httpx2.AsyncClient(base_url=one.url, timeout=60) as http,
     ):
         async with http.stream("POST", "/v1/completions", json=ENDLESS) as held:
-            await anext(held.aiter_lines())
+            lines = held.aiter_lines()  # which closes the stream when nobody has it any more
+            await anext(lines)
             refused = await http.post("/v1/completions", json=BODY)
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) > 0
@@ -208,7 +210,8 @@ async def test_keys_and_their_limits(
             return await http.post("/v1/completions", json={**BODY, **values}, headers=headers)
 
         async with http.stream("POST", "/v1/completions", json=ENDLESS, headers=first) as held:
-            await anext(held.aiter_lines())
+            lines = held.aiter_lines()  # which closes the stream when nobody has it any more
+            await anext(lines)
             assert (await ask(first)).status_code == 429
             assert (await ask(second)).status_code == 200
         await until(lambda: not closed.gateway.inflight)
@@ -264,7 +267,9 @@ async def test_the_least_loaded_pool_is_asked(
         contextlib.AsyncExitStack() as held,
     ):
         assert len((await http.get("/v1/models")).json()["data"]) == 1
+        streams = []
         for _ in range(4):
             stream = http.stream("POST", "/v1/completions", json=ENDLESS)
-            await anext((await held.enter_async_context(stream)).aiter_lines())
+            streams.append((await held.enter_async_context(stream)).aiter_lines())
+            await anext(streams[-1])
         assert [u.inflight for u in both.gateway.pools.upstreams] == [2, 2]

@@ -154,8 +154,8 @@ async def test_a_chat_by_keyboard_while_the_pool_moves(
     await page.until("document.querySelectorAll('.node').length === 2")
     await page.until("document.activeElement.id === 'say'")
     shown = await page.value("document.querySelector('.pool').innerText")
-    assert "roots layers 0 to 0" in shown
-    assert "roots layers 1 to 1" in shown
+    assert "roots layers 0;" in shown
+    assert "roots layers 1;" in shown
     assert await page.value("document.getElementById('model').value") == "speaker"
 
     await page.call("Input.insertText", text="hi x")

@@ -1,0 +1,250 @@
+"""The gateway as a Ray Serve application: replicas of one deployment behind Serve's two proxies.
+
+    HTTP  proxy (TLS, keep-alive) -> replica: FastAPI app of `http`
+    gRPC  proxy (reflection)      -> replica: method of the call's name -> `grpc_face`, `kserve`
+
+`serve run tknp.gateway.serve_app:build pools=HOST:PORT` runs it on any Ray cluster, a Serve config
+with `import_path: tknp.gateway.serve_app:build` and settings under `args` does so in pods, and
+`tknp gateway` starts a cluster of its own. Nothing else in this package knows of Ray.
+
+Replicas are scaled by the streams that they have. One that is to go away takes no more and ends
+when its last stream has, so an update cuts none. Serve gives methods no deadline of the call: it
+cancels them instead, and that cancels the request at its pool. What fails ends with an empty
+message and a status, since Serve carries trailers on messages and not on exceptions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2
+from ray import serve
+from ray.serve.config import AutoscalingConfig
+from ray.serve.grpc_util import RayServegRPCContext
+
+from tknp.errors import TknpError
+from tknp.gateway.gateway import Gateway
+from tknp.gateway.grpc_face import InferenceFace
+from tknp.gateway.http import create_app
+from tknp.gateway.kserve import OpenInferenceFace
+from tknp.gateway.logs import start_logging
+from tknp.gateway.rich_errors import DETAILS_KEY, details_of, message_of
+from tknp.gateway.settings import GatewaySettings, settings_from_text
+from tknp.metrics.instruments import reason_of
+from tknp.v1 import inference_pb2 as pb
+from tknp.v1 import open_inference_pb2 as oi
+
+log = logging.getLogger(__name__)
+NAME = "tknp"
+SERVICERS = (
+    "tknp.v1.inference_pb2_grpc.add_InferenceServicer_to_server",
+    "tknp.v1.open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+)
+_TARGET_STREAMS = 64  # of a replica; above it Serve starts another, up to max_replicas
+_DRAIN_TICK_S = 1.0
+Context = RayServegRPCContext
+Ask = TypeVar("Ask")
+Answer = TypeVar("Answer")
+
+
+@serve.deployment(name="gateway")
+@serve.ingress()
+class Replica:
+    """One replica. Methods in capitals are called by Serve's gRPC proxy, by the call's name."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        start_logging(settings.log_file)
+        self._gateway = Gateway(settings)
+        self._inference = InferenceFace(self._gateway)
+        self._open_inference = OpenInferenceFace(self._gateway)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return create_app(self._gateway, named=False)
+
+    async def check_health(self) -> None:
+        """Raises where no pool could ever be asked again; a pool that is away is no reason."""
+        self._gateway.pools.check()
+
+    async def Generate(
+        self, request: pb.GenerateRequest, grpc_context: Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            stream = self._inference.generate(request, _metadata(grpc_context))
+            async with aclosing(stream) as responses:  # type: ignore[type-var]
+                async for response in responses:
+                    yield response
+            self._count("Generate", "ok")
+        except Exception as error:
+            self._fail("Generate", error, grpc_context)
+            yield pb.GenerateResponse()
+
+    async def GetModel(
+        self, request: pb.GetModelRequest, grpc_context: Context
+    ) -> pb.GetModelResponse:
+        return await self._answer(
+            "GetModel", self._inference.get_model, request, pb.GetModelResponse(), grpc_context
+        )
+
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, grpc_context: Context
+    ) -> pb.TokenizeResponse:
+        return await self._answer(
+            "Tokenize", self._inference.tokenize, request, pb.TokenizeResponse(), grpc_context
+        )
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, grpc_context: Context
+    ) -> pb.DetokenizeResponse:
+        return await self._answer(
+            "Detokenize", self._inference.detokenize, request, pb.DetokenizeResponse(), grpc_context
+        )
+
+    async def ServerLive(
+        self, request: oi.ServerLiveRequest, grpc_context: Context
+    ) -> oi.ServerLiveResponse:
+        return await self._answer(
+            "ServerLive",
+            self._open_inference.server_live,
+            request,
+            oi.ServerLiveResponse(),
+            grpc_context,
+        )
+
+    async def ServerReady(
+        self, request: oi.ServerReadyRequest, grpc_context: Context
+    ) -> oi.ServerReadyResponse:
+        return await self._answer(
+            "ServerReady",
+            self._open_inference.server_ready,
+            request,
+            oi.ServerReadyResponse(),
+            grpc_context,
+        )
+
+    async def ModelReady(
+        self, request: oi.ModelReadyRequest, grpc_context: Context
+    ) -> oi.ModelReadyResponse:
+        return await self._answer(
+            "ModelReady",
+            self._open_inference.model_ready,
+            request,
+            oi.ModelReadyResponse(),
+            grpc_context,
+        )
+
+    async def ServerMetadata(
+        self, request: oi.ServerMetadataRequest, grpc_context: Context
+    ) -> oi.ServerMetadataResponse:
+        return await self._answer(
+            "ServerMetadata",
+            self._open_inference.server_metadata,
+            request,
+            oi.ServerMetadataResponse(),
+            grpc_context,
+        )
+
+    async def ModelMetadata(
+        self, request: oi.ModelMetadataRequest, grpc_context: Context
+    ) -> oi.ModelMetadataResponse:
+        return await self._answer(
+            "ModelMetadata",
+            self._open_inference.model_metadata,
+            request,
+            oi.ModelMetadataResponse(),
+            grpc_context,
+        )
+
+    async def ModelInfer(
+        self, request: oi.ModelInferRequest, grpc_context: Context
+    ) -> oi.ModelInferResponse:
+        return await self._answer(
+            "ModelInfer",
+            self._open_inference.model_infer,
+            request,
+            oi.ModelInferResponse(),
+            grpc_context,
+        )
+
+    async def Check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+        """grpc.health.v1: whether some pool takes requests."""
+        return _health(self._gateway)
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """grpc.health.v1: now, and whenever it changes."""
+        said = None
+        while True:
+            now = _health(self._gateway)
+            if now != said:
+                said = now
+                yield now
+            await self._gateway.pools.looked()
+
+    async def _answer(
+        self, method: str, call: Callable[[Ask, dict[str, str]], Awaitable[Answer]], request: Ask,
+        empty: Answer, context: Context,
+    ) -> Answer:  # fmt: skip
+        try:
+            answer = await call(request, _metadata(context))
+        except Exception as error:
+            self._fail(method, error, context)
+            return empty
+        self._count(method, "ok")
+        return answer
+
+    def _fail(self, method: str, error: Exception, context: Context) -> None:
+        """Let the call end with the status of `error`."""
+        self._count(method, reason_of(error))
+        if not isinstance(error, TknpError):
+            log.error("%s failed", method, exc_info=error)
+            error = TknpError(f"{method} failed; the gateway's log has it")
+        context.set_code(grpc.StatusCode[error.status])
+        context.set_details(message_of(error))
+        trailer: Any = (DETAILS_KEY, details_of(error))  # binary, as the key's ending says
+        context.set_trailing_metadata([trailer])
+
+    def _count(self, method: str, status: str) -> None:
+        self._gateway.metrics.answered(method, status)
+
+
+def application(settings: GatewaySettings) -> serve.Application:
+    """The gateway with `settings`, for `serve.run`."""
+    scaling = AutoscalingConfig(
+        min_replicas=settings.min_replicas,
+        max_replicas=settings.max_replicas,
+        target_ongoing_requests=min(_TARGET_STREAMS, settings.max_inflight),
+    )
+    deployment: Any = Replica  # the decorator hides that it makes a Deployment
+    bound: serve.Application = deployment.options(
+        autoscaling_config=scaling,
+        # Beyond `max_inflight` a replica refuses by itself, in words.
+        max_ongoing_requests=2 * settings.max_inflight,
+        graceful_shutdown_timeout_s=settings.timeout_s,
+        graceful_shutdown_wait_loop_s=_DRAIN_TICK_S,
+        ray_actor_options={"num_cpus": 0},
+    ).bind(settings)
+    return bound
+
+
+def build(args: Mapping[str, Any]) -> serve.Application:
+    """The application that `args` describe: what `serve run`, `serve build` and configs name.
+
+    Values may be text, as a command line gives them: `pools=HOST:PORT,HOST:PORT`. `settings=FILE`
+    reads the rest from a YAML file.
+    """
+    return application(settings_from_text(args))
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    return dict(context.invocation_metadata())
+
+
+def _health(gateway: Gateway) -> health_pb2.HealthCheckResponse:
+    status = health_pb2.HealthCheckResponse
+    return status(status=status.SERVING if gateway.ready else status.NOT_SERVING)
