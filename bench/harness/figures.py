@@ -138,10 +138,16 @@ def _panels(count: int) -> tuple[Any, list[Any]]:
     return figure, list(grid[0])
 
 
+def _legend(axes: Any) -> tuple[list[Any], list[str]]:
+    lines, names = axes.get_legend_handles_labels()
+    return lines, names
+
+
 def _save(figure: Any, panels: Sequence[Any], path: Path) -> Path:
     for axes in panels:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    panels[0].legend(fontsize=7)
+    named = {name: line for axes in panels for line, name in zip(*_legend(axes), strict=True)}
+    panels[0].legend(named.values(), named.keys(), fontsize=7)
     figure.savefig(path, dpi=130)
     return path

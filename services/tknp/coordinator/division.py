@@ -46,11 +46,18 @@ class Division:
 
     def pages(self, owners: Sequence[int], shares: Shares, tokens: int) -> list[int]:
         """Pages that each of `owners` needs for `tokens` of the request; at least one."""
-        if self.divides == "tokens":
+        if self.divides == "tokens" and len(owners) > 1:
             kept = [shares.length(shard, tokens) for shard in range(len(owners))]
         else:
             kept = [tokens] * len(owners)
         return [max(1, pages_for(count, self.page_size)) for count in kept]
+
+    def most_pages(self, width: int, prompt: int, tokens: int) -> int:
+        """Pages that the fullest of `width` owners needs for `tokens`, of which `prompt` come."""
+        owners = range(width)
+        if self.divides != "tokens" or width == 1:
+            return max(1, pages_for(tokens, self.page_size))
+        return max(self.pages(owners, self.shares(owners, prompt), tokens))
 
     def covered(self, shares: Shares, held: Sequence[int], most: int) -> int:
         """First position of a request that `held` pages of its owners have no room for.
@@ -58,13 +65,15 @@ class Division:
         At most `most`, which says that there is room for all.
         """
         slots = [pages * self.page_size for pages in held]
-        if self.divides != "tokens":
+        if self.divides != "tokens" or len(slots) == 1:
             return min(most, *slots)
 
         def short(tokens: int) -> bool:
             return any(shares.length(i, tokens) > room for i, room in enumerate(slots))
 
-        low, high = min(shares.prompt, most), most
+        if not short(most):
+            return most
+        low, high = min(shares.prompt, most), most - 1
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (low, middle - 1) if short(middle) else (middle, high)
@@ -103,8 +112,7 @@ class Division:
         most = len(owners)
         widths = (most,) if self.together else range(2, min(self.width, most) + 1)
         for width in widths:
-            shares = self.shares(range(width), prompt)
-            if max(self.pages(range(width), shares, tokens)) <= largest[width - 1]:
+            if self.most_pages(width, prompt, tokens) <= largest[width - 1]:
                 return width
         return None
 

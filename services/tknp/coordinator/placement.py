@@ -46,26 +46,27 @@ def choose(
     """Where `request` goes with room for `tokens`; None: it waits."""
     pages = [load.pages for load in loads]
     prompt = request.tokens
-    best: tuple[tuple[int, ...], Place] | None = None
-    fewest = division.fewest_owners(pages, prompt, tokens)
+    streams = range(len(seats))
+    widths = [division.fewest_owners_in(stream, pages, prompt, tokens) for stream in streams]
+    fewest = min((width for width in widths if width is not None), default=None)
+    if fewest is None:
+        return None
+    need = division.most_pages(fewest, prompt, tokens)
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for stream, seat in enumerate(seats):
-        if not seat.slots or (request.pinned is not None and request.pinned.stream != stream):
+        pinned_elsewhere = request.pinned is not None and request.pinned.stream != stream
+        if not seat.slots or pinned_elsewhere or widths[stream] != fewest:
             continue
-        width = division.fewest_owners_in(stream, pages, prompt, tokens)
-        if width is None or width != fewest:
-            continue
-        owners = _owners(division, loads, seat, request, stream, width, tokens)
-        if owners is None:
-            continue
-        shares = division.shares(owners, prompt)
-        rank = (
-            max(loads[node].used for node in owners), -seat.slots,
-            sum(seat.requests[node] for node in owners), stream,
-        )  # fmt: skip
-        if best is None or rank < best[0]:
-            needs = division.pages(owners, shares, tokens)
-            best = rank, Place(stream, owners, shares, tuple(needs))
-    return None if best is None else best[1]
+        owners = _owners(division, loads, seat, request, stream, fewest, need)
+        if owners is not None:
+            load = max(loads[node].used for node in owners)
+            there = sum(seat.requests[node] for node in owners)
+            found.append(((load, -seat.slots, there, stream), owners))
+    if not found:
+        return None
+    (*_, stream), owners = min(found)
+    shares = division.shares(owners, prompt)
+    return Place(stream, owners, shares, tuple(division.pages(owners, shares, tokens)))
 
 
 def _owners(
@@ -75,11 +76,10 @@ def _owners(
     request: Request,
     stream: int,
     width: int,
-    tokens: int,
+    need: int,
 ) -> tuple[int, ...] | None:
-    """The `width` least loaded nodes of `stream` with room, in their order; None: too few."""
+    """The `width` least loaded nodes of `stream` with `need` pages, in order; None: too few."""
     nodes = division.streams[stream]
-    need = max(division.pages(range(width), division.shares(range(width), request.tokens), tokens))
     if request.pinned is not None and not division.together:
         nodes = (request.pinned.node,)
     free = [node for node in nodes if loads[node].free >= need]
