@@ -62,8 +62,10 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, expression: str) -> None:
+        """Wait until `expression` is true; while the page loads it may fail."""
+        wrapped = f"(() => {{ try {{ return {expression} }} catch {{ return false }} }})()"
         async with asyncio.timeout(60):
-            while not await self.value(expression):  # noqa: ASYNC110 - in another process
+            while not await self.value(wrapped):  # noqa: ASYNC110 - in another process
                 await asyncio.sleep(0.02)
 
     async def key(self, key: str) -> None:

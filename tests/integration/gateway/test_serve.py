@@ -33,7 +33,8 @@ from tknp.v1.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 pytest.importorskip("ray")
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.full,
+    pytest.mark.timeout(300),
 ]  # fmt: skip
 SERVICES = ("tknp.v1.Inference", "inference.GRPCInferenceService", "grpc.health.v1.Health")
 
