@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -73,7 +73,6 @@ class GatewaySettings:
     log_file: str | None = None
     replays: int = 3
     replay_wait_s: float = 120.0
-    cors_origins: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
         if not self.pools:
@@ -130,11 +129,10 @@ def settings_from(data: Mapping[str, object]) -> GatewaySettings:
         if name not in known:
             raise InvalidValue(name, data[name], f"unknown; known are {', '.join(sorted(known))}")
     values = {name: value for name, value in data.items() if value is not None}
-    for name in ("pools", "cors_origins"):
-        given = values.get(name, ())
-        if not isinstance(given, list | tuple):
-            raise InvalidValue(name, given, "expected a list")
-        values[name] = tuple(given)
+    given = values.get("pools", ())
+    if not isinstance(given, list | tuple):
+        raise InvalidValue("pools", given, "expected a list")
+    values["pools"] = tuple(given)
     return GatewaySettings(**values)  # type: ignore[arg-type]
 
 
@@ -144,11 +142,16 @@ def settings_from_text(args: Mapping[str, object]) -> GatewaySettings:
     path = given.pop("settings", None)
     values = dict(_read(Path(str(path)))) if path is not None else {}
     for name, value in given.items():
-        if isinstance(value, str):
-            lists = name in ("pools", "cors_origins")
-            value = value.split(",") if lists else yaml.safe_load(value)
-        values[name] = value
+        values[name] = _plain(name, value) if isinstance(value, str) else value
     return settings_from(values)
+
+
+def _plain(name: str, text: str) -> object:
+    """The value that `text` stands for where another type than text is expected."""
+    if name == "pools":
+        return text.split(",")
+    kinds = {f.name: str(f.type) for f in dataclasses.fields(GatewaySettings)}
+    return text if kinds.get(name, "str").startswith("str") else yaml.safe_load(text)
 
 
 def read_settings(path: Path) -> GatewaySettings:

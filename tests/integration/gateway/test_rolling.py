@@ -29,9 +29,7 @@ with cluster():
     start(settings)
     print("started", flush=True)
     sys.stdin.readline()
-    start(dataclasses.replace(settings, max_output_tokens=7))
-    print("updated", flush=True)
-    sys.stdin.readline()
+    start(dataclasses.replace(settings, max_output_tokens=7))  # returns when the old one is gone
 """
 
 
@@ -74,7 +72,6 @@ async def test_an_update_cuts_no_stream(open_speaker: Callable[..., Any], words:
                 while (await http.get("/version")).status_code != 200:
                     pass
                 process.stdin.write(b"\n")
-                assert await process.stdout.readline() == b"updated\n"
                 chat = {"model": "speaker", "messages": [{"role": "user", "content": "x"}]}
                 while True:  # the new version answers, while streams of the old one go on
                     answer = (await http.post("/v1/chat/completions", json=chat)).json()
