@@ -15,10 +15,11 @@ from tknp.errors import Unavailable
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(arguments: tuple[str, ...]) -> None:
+@click.pass_context
+def command(context: click.Context, arguments: tuple[str, ...]) -> None:
     """Load a server and report what its users would have seen (tknp-load)."""
     try:
         module = importlib.import_module("tknp_loadgen.cli.main")
-        module.main(list(arguments), prog_name="tknp load")
+        module.main(list(arguments), prog_name=context.command_path)
     except ModuleNotFoundError as error:
         raise Unavailable(f"{error.name} is not installed: pip install 'tknp[loadgen]'") from error
