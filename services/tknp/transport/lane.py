@@ -24,7 +24,7 @@ from tknp.layout.rank import Rank
 from tknp.transport.base import Message
 from tknp.transport.ring import Part, Ring
 
-_SPINS = 100  # about 50 us of looking without leaving the core
+_SPINS = 100  # looks without leaving the core
 _YIELD_NS = 2_000_000  # then this long of looking and yielding
 _SLEEP_S = 0.000_05  # then sleeps; the kernel makes it about 0.1 ms
 # Called so, it lets other threads of this process have the interpreter too; os.sched_yield doesn't.
