@@ -393,7 +393,7 @@ def test_transfers_in_any_order(target: Target, data: st.DataObject) -> None:
         target.clean(*sent)
 
 
-@settings(fuzz, max_examples=40)
+@settings(fuzz, max_examples=100)
 @given(data=st.data())
 def test_no_step_message_breaks_the_decoder(target: Target, data: st.DataObject) -> None:
     """A step that is not refused is one whose rows are numbered within the pool."""
@@ -411,7 +411,7 @@ def test_no_step_message_breaks_the_decoder(target: Target, data: st.DataObject)
         assert sorted(batch.order) == sorted(batch.rows)
 
 
-@settings(fuzz, max_examples=40)
+@settings(fuzz, max_examples=100)
 @given(body=st.binary(max_size=60), path=st.sampled_from(list(METHODS)))
 def test_bytes_that_are_no_message_are_refused(target: Target, body: bytes, path: str) -> None:
     method, service = METHODS[path], path.split("/")[1].rpartition(".")[2]
@@ -550,7 +550,7 @@ def test_chunks_in_any_form(single: Target) -> None:
     """What TP rank 0 tells the other ranks of a replica, taken by a rank that stands alone."""
     runtime = single.running.prefill[0].runtime
 
-    @settings(fuzz, max_examples=20)
+    @settings(fuzz, max_examples=40)
     @given(data=st.data())
     def run(data: st.DataObject) -> None:
         chunks: list[Any] = []

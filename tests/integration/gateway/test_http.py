@@ -137,7 +137,6 @@ async def test_a_client_that_leaves_frees_its_pages(
     assert served.gateway.inflight == 0
 
 
-@pytest.mark.full  # depends on socket buffers of the machine
 async def test_a_reader_that_stops_reading_stalls_nobody(
     http: httpx2.AsyncClient, served: SimpleNamespace, until: Until
 ) -> None:
