@@ -50,7 +50,7 @@ def every_core() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("nodes", "tp"), [(1, 1), (2, 1), (3, 1), (1, 3), (2, 3)])
 async def test_smollm2_equals_transformers(
     nodes: int,

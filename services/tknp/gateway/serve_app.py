@@ -7,8 +7,8 @@
 with `import_path: tknp.gateway.serve_app:build` and settings under `args` does so in pods, and
 `tknp gateway` starts a cluster of its own. Nothing else in this package knows of Ray.
 
-Replicas are scaled by the streams that they have. One that is to go away takes no more and ends
-when its last stream has, so an update cuts none. Serve gives methods no deadline of the call: it
+Replicas are scaled by the streams that they have. Serve gives one that is to go away no more and
+waits for its last stream. Serve gives methods no deadline of the call: it
 cancels them instead, and that cancels the request at its pool. What fails ends with an empty
 message and a status, since Serve carries trailers on messages and not on exceptions.
 """
