@@ -12,7 +12,7 @@ from collections.abc import Iterable
 MIB = 1 << 20
 
 # A text of a million tokens takes 4 MiB. Prefill gets ids, 4 bytes each, and the pages to fill. A
-# step brings the ids of every request that it admits with penalties. A chunk of KV is 2 MiB, or
+# step brings the ids of every request that it admits with penalties. A chunk of KV is 512 KiB, or
 # one head of one page where that is more.
 _REQUEST_BYTES = {
     "/tknp.v1.Inference/": 8 * MIB,

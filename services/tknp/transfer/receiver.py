@@ -4,8 +4,8 @@
     gRPC   AttentionOwner.Write -> `write` -> Receiver.apply(chunk) -> slots of the pool
 
 `apply` runs on the event loop, where windows are opened and closed too: a chunk is written whole
-while its window is open, or not at all. A chunk is at most 2 MiB, so it holds the loop for less
-than a millisecond or so.
+while its window is open, or not at all. A chunk of ours is at most 512 KiB, so it holds the loop
+for less than a millisecond.
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ from tknp.layout.rank import Rank
 from tknp.transport.base import Message
 from tknp.transport.ring import Part, Ring
 
-_SPINS = 100  # looks without leaving the core
-_YIELD_NS = 2_000_000  # then this long of looking and yielding
+_YIELD_NS = 2_000_000  # a waiter looks and yields the core, as the peer may share it, this long
 _SLEEP_S = 0.000_05  # then sleeps; the kernel makes it about 0.1 ms
 # Called so, it lets other threads of this process have the interpreter too; os.sched_yield doesn't.
 _yield_core = ctypes.CDLL(None).sched_yield
@@ -101,9 +100,8 @@ class PythonLane:
         return not any(number in self._pending for number in range(first, stop))
 
     def wait(self, first: int, stop: int, since_ns: int, until_ns: int) -> bool:
-        for _ in range(_SPINS):
-            if self.done(first, stop):
-                return True
+        if self.done(first, stop):
+            return True
         while (now := time.monotonic_ns()) < until_ns:
             if now - since_ns < _YIELD_NS:
                 _yield_core()

@@ -16,9 +16,11 @@ constexpr uint64_t kLine = 64;
 constexpr int kHead = 0, kTail = 8, kData = 16;  // in 8-byte words
 // A message is published piece by piece, so that its reader copies while its writer still does.
 constexpr uint64_t kPiece = 8192;
-constexpr int kLooks = 64;               // between two looks at the clock
-constexpr int64_t kSpinNs = 50'000;      // looking without leaving the core
-constexpr int64_t kYieldNs = 2'000'000;  // then looking and yielding it, then sleeping:
+constexpr int kLooks = 64;               // between two looks at the clock, while spinning
+// Looking without leaving the core: short, as the peer may share it and not run meanwhile. Then
+// looking and yielding, then sleeping.
+constexpr int64_t kSpinNs = 5'000;
+constexpr int64_t kYieldNs = 2'000'000;
 constexpr int64_t kSleepNs = 50'000;
 
 // One end of a ring: the writer's if `sends`.
@@ -188,9 +190,10 @@ int64_t tknp_mailbox_progress(Lane* lane, Part* parts, int64_t count) {
 // it takes of the core, which a rank that it waits for may need. Returns as `progress` does.
 int64_t tknp_mailbox_wait(Lane* lane, Part* parts, int64_t count, int64_t first, int64_t stop,
                           int64_t since_ns, int64_t until_ns) {
+  int looks = kLooks;
   while (true) {
     int64_t unfinished = 0;
-    for (int look = 0; look < kLooks; ++look) {
+    for (int look = 0; look < looks; ++look) {
       unfinished = progress(*lane, parts, count);
       if (unfinished <= 0 || settled(parts, first, stop)) return unfinished;
       pause();
@@ -198,6 +201,7 @@ int64_t tknp_mailbox_wait(Lane* lane, Part* parts, int64_t count, int64_t first,
     const int64_t now = now_ns();
     if (now >= until_ns || acquire(lane->lost)) return unfinished;
     if (now - since_ns < kSpinNs) continue;
+    looks = 1;
     if (now - since_ns < kYieldNs) {
       sched_yield();
     } else {
