@@ -158,7 +158,7 @@ async def test_a_chat_by_keyboard_while_the_pool_moves(
     shown = await page.value("document.querySelector('.pool').innerText")
     assert "roots layers 0;" in shown
     assert "roots layers 1;" in shown
-    assert await page.value("document.getElementById('model').value") == "speaker"
+    await page.until("document.getElementById('model').value === 'speaker'")
 
     await page.call("Input.insertText", text="hi x")
     await page.key("Enter")
