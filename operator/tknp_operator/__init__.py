@@ -1,0 +1,1 @@
+"""The Kubernetes operator of TKNP: places layer blocks and active roots on nodes, and keeps them there."""

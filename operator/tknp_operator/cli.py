@@ -1,0 +1,1 @@
+"""`tknp-operator`."""
