@@ -176,6 +176,21 @@ def test_ctrl_c_keeps_what_was_measured(echo: dict[str, str], tmp_path: Path) ->
     assert "stopped: interrupted" in stdout
 
 
+def test_a_saturated_server_ends_a_run_long_before_its_trace(
+    echo: dict[str, str], load: Callable[..., Any], tmp_path: Path
+) -> None:
+    """An hour's schedule: 60 requests miss the SLO at once, the others would come much later."""
+    gen(load, "--arrivals", "piecewise", "--rates", "60:1,0.01:3600", "--num-prompts", "70")
+    said = run(load, echo["http"], "--goodput", "ntpot:0.001", "--until-saturated", *ANY_LAG,
+               code=Exit.SLO_MISSED)  # fmt: skip
+    assert "stopped: saturated" in said.stdout
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["stopped"] == "saturated"
+    assert summary["completed"] >= 50
+    assert summary["not_released"] >= 5
+    assert summary["scheduled"] + summary["not_released"] == 70
+
+
 def test_a_sweep_searches_and_reports(
     echo: dict[str, str], load: Callable[..., Any], tmp_path: Path
 ) -> None:
