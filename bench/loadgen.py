@@ -7,6 +7,7 @@
     burst     128 prompts of 32,898 ids released together: first to last
     chunks    what a chunk costs the client's core: seconds of CPU over chunks received
     memory    growth of the worker a request of 1,024 tokens, at 2,000 requests
+    beside    GuideLLM, if found, on the same arrivals: lag and CPU a request as ratios
 
 Each is measured over HTTP and gRPC, by one worker process. With two cores the server takes the
 other one; on a busy machine lag is that of its scheduler.
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.options import finish, parser, tries
+from harness.peer_guidellm import GuideLlm
+from harness.peers import Absent
 from harness.report import Row, Target, note
 
 from tknp_loadgen.run.settings import RunSettings
@@ -87,6 +90,27 @@ def lag(url: str, api: str, seconds: float) -> list[Row]:
     ]  # fmt: skip
 
 
+def beside(url: str, rate: float, seconds: float) -> list[Row]:
+    """Ours and GuideLLM on one Poisson schedule, one after the other."""
+    made = trace(Arrivals("poisson", rate=rate), round(rate * seconds), 16, 1)
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            peer = GuideLlm(Path(directory))
+            note(f"{peer.name} at {rate:.0f} requests/s")
+            theirs = peer.measure(url, [int(us) / 1e6 for us in made.arrival_us], 16, 1)
+        except (Absent, subprocess.SubprocessError) as error:
+            note(f"GuideLLM is left out: {error}")
+            return []
+    summary = run(made, url)
+    (worker,) = summary["client"]["workers"]
+    ours, name = summary["client_lag_ms"], f"beside {peer.name}, {rate:.0f} requests/s"
+    return [
+        *(Row(f"{name}, lag p{percent}", ours[f"p{percent}"], "ms", theirs.percentile(percent))
+          for percent in (50, 99)),
+        Row(f"{name}, CPU a request", worker["cpu_ratio"] / rate * 1e6, "us", theirs.cpu_s * 1e6),
+    ]  # fmt: skip
+
+
 def burst(url: str, api: str) -> list[Row]:
     summary = run(trace(Arrivals("burst"), 128, 32_898, 4), url)
     spread = summary["client_lag_ms"]["burst_spread"]
@@ -122,6 +146,9 @@ def main() -> None:
             with echo(1.0, 0.0) as targets:
                 rows += lag(targets[api], api, seconds)
                 rows += burst(targets[api], api)
+                if api == "http":
+                    for rate in (50.0, 300.0):
+                        rows += beside(targets[api], rate, min(seconds, 10.0))
             with echo(5.0, 5.0) as targets:
                 rows += chunks(targets[api], api, 50 if options.quick else 200)
             if not options.quick:
