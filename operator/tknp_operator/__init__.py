@@ -1,1 +1,1 @@
-"""The Kubernetes operator of TKNP: places layer blocks and active roots on nodes, and keeps them there."""
+"""The Kubernetes operator of TKNP: places a pool on nodes of a cluster and keeps it there."""
