@@ -1,0 +1,58 @@
+"""How pods of a service are found, and how many of them may be taken away at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tknp_operator.api.service import Service
+from tknp_operator.build.names import (
+    COORDINATOR_PORT,
+    EPOCH,
+    HTTP_PORT,
+    POOL,
+    ROLE,
+    metadata,
+)
+
+
+def headless_service(service: Service) -> dict[str, Any]:
+    """Gives every pod of the pool a name, before it is ready: peers join by name."""
+    return {
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": metadata(service, f"{service.name}-pool", "pool"),
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True,
+                 "selector": {POOL: service.name}},
+    }  # fmt: skip
+
+
+def coordinator_service(service: Service, epoch: int) -> dict[str, Any]:
+    """The public gRPC port, of the present epoch only."""
+    return _service(service, "coordinator", "grpc", COORDINATOR_PORT, {EPOCH: str(epoch)})
+
+
+def gateway_service(service: Service) -> dict[str, Any]:
+    """The public HTTP port."""
+    return _service(service, "gateway", "http", HTTP_PORT, {})
+
+
+def disruption_budget(service: Service, role: str) -> dict[str, Any]:
+    """Decode pods and the coordinator may not be evicted: the pool would end. Of others, one."""
+    limit = {"maxUnavailable": 1 if role in ("prefill", "gateway") else 0}
+    return {
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+        "metadata": metadata(service, f"{service.name}-{role}", role),
+        "spec": {**limit, "selector": {"matchLabels": {POOL: service.name, ROLE: role}}},
+    }  # fmt: skip
+
+
+def _service(
+    service: Service, role: str, port_name: str, port: int, more: dict[str, str]
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": metadata(service, f"{service.name}-{role}", role),
+        "spec": {
+            "selector": {POOL: service.name, ROLE: role, **more},
+            "ports": [{"name": port_name, "port": port, "targetPort": port, "protocol": "TCP"}],
+        },
+    }  # fmt: skip
