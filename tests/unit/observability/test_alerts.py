@@ -1,0 +1,80 @@
+"""Alerts fire when they should and otherwise not, and each has a page that helps."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+FILE = ROOT / "charts" / "tknp" / "alerts" / "tknp.yaml"
+
+
+def alerts(rules: dict[str, Any]) -> list[dict[str, Any]]:
+    return [rule for group in rules["groups"] for rule in group["rules"] if "alert" in rule]
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_takes_the_rules(promtool: str) -> None:
+    run(promtool, "check", "rules", str(FILE))
+
+
+def test_alerts_fire_and_stay_silent(promtool: str) -> None:
+    run(promtool, "test", "rules", "alerts_test.yaml")
+
+
+def test_every_alert_is_tested_to_fire(rules: dict[str, Any]) -> None:
+    tests = yaml.safe_load((HERE / "alerts_test.yaml").read_text())["tests"]
+    fired = {
+        case["alertname"]
+        for test in tests
+        for case in test.get("alert_rule_test", ())
+        if case["exp_alerts"]
+    }
+    assert fired == {alert["alert"] for alert in alerts(rules)}
+
+
+def test_every_alert_says_what_to_do(rules: dict[str, Any]) -> None:
+    for alert in alerts(rules):
+        assert alert["labels"]["severity"] in ("critical", "warning"), alert["alert"]
+        assert {"summary", "description", "runbook_url"} == alert["annotations"].keys()
+        page = (ROOT / alert["annotations"]["runbook_url"]).read_text()
+        for heading in ("# ", "## Meaning", "## Look at", "## Do"):
+            assert re.search(rf"^{heading}", page, re.M), alert["alert"]
+        assert alert["alert"] in page
+
+
+def test_every_runbook_belongs_to_an_alert(rules: dict[str, Any]) -> None:
+    pages = {path.name for path in (ROOT / "docs" / "runbooks").glob("*.md")}
+    named = {alert["annotations"]["runbook_url"].rpartition("/")[2] for alert in alerts(rules)}
+    assert pages == named
+
+
+def test_expressions_name_what_there_is(
+    rules: dict[str, Any], check: Callable[[str], None]
+) -> None:
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            check(rule["expr"])
+
+
+def test_targets_are_bounds_of_buckets(rules: dict[str, Any]) -> None:
+    """A bound between two buckets would count nothing."""
+    from tknp.metrics.table import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
+
+    text = FILE.read_text()
+    bounds = re.findall(r'(\w+)_bucket\{le="([^"]+)"\}', text)
+    assert bounds
+    buckets = {metric.name: metric.buckets for metric in (TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY)}
+    for name, bound in bounds:
+        assert float(bound) in buckets[name]
+        assert bound == str(float(bound))  # as prometheus_client writes it
