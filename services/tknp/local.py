@@ -50,7 +50,9 @@ class InProcessPool:
             for t in range(len(replica.addresses))
         ]  # fmt: skip
 
-        self._services: list[Service] = [self.coordinator, *self.prefill, *self.nodes]
+    @property
+    def _services(self) -> list[Service]:
+        return [self.coordinator, *self.prefill, *self.nodes]
 
     async def __aenter__(self) -> Self:
         try:
@@ -63,6 +65,8 @@ class InProcessPool:
                 wait.cancel()
             if driver.error:
                 raise Unavailable(driver.error)
+            await asyncio.gather(*(replica.settled() for replica in self.prefill))
+            await driver.peers.refresh()  # it began with the first replica; here it knows all
         except BaseException:
             await self.stop()
             raise

@@ -52,6 +52,14 @@ async def first_success(attempt: Callable[[], Awaitable[list[int]]]) -> list[int
             return await attempt()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what the coordinator will notice by itself."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+
+
 def arrivals(pool: InProcessPool, replica: int, gate: asyncio.Event) -> asyncio.Queue[int]:
     """Prompt lengths as replica `replica` gets them; it computes none until `gate` is set."""
     requests: Any = pool.prefill[replica].runtime.requests
@@ -98,6 +106,27 @@ async def test_requests_of_a_lost_replica_go_to_another(open_pool: Callable[...,
         books = running.nodes[0].runtime.books
         assert books is not None
         books.check_integrity()
+
+
+async def test_replicas_come_and_go_while_the_pool_runs(open_pool: Callable[..., Any]) -> None:
+    """One is enough to begin; what comes and what goes is noticed though nobody asks anything."""
+    pool = open_pool(prefill=2)
+    running = InProcessPool(pool)
+    late = running.prefill.pop(1)
+    async with running, Client(pool.config.coordinator) as client:
+        expected = await ids(client.generate(asks([1, 2, 3], 12)))
+        peers = running.coordinator.driver.peers.prefill
+        assert peers[1][0].prefill is None
+        assert peers[1][0].lost
+        await late.start()
+        try:
+            await until(lambda: peers[1][0].progress.phase == Phase.PHASE_READY)
+            assert (await client.status()).prefill[1].progress.phase == Phase.PHASE_READY
+            await running.prefill[0].stop()
+            await until(lambda: bool(peers[0][0].lost))
+            assert await ids(client.generate(asks([1, 2, 3], 12))) == expected
+        finally:
+            await late.stop()
 
 
 async def test_the_replica_with_the_least_to_do_is_taken(open_pool: Callable[..., Any]) -> None:

@@ -45,16 +45,20 @@ def services(status: Status) -> Iterator[tuple[str, common_pb2.Progress]]:
         yield f"node {node.node}", node.progress
 
 
+def absent(status: Status) -> str:
+    """Which services are not ready, in words. A pool may serve without all its prefill replicas."""
+    return ", ".join(
+        f"{name} is {phase_text(progress.phase)}"
+        for name, progress in services(status)
+        if progress.phase != common_pb2.PHASE_READY
+    )
+
+
 def missing(status: Status | None) -> str:
     """What a pool is still waiting for, in words."""
     if status is None:
         return "the coordinator does not answer"
-    waiting = [
-        f"{name} is {phase_text(progress.phase)}"
-        for name, progress in services(status)
-        if progress.phase != common_pb2.PHASE_READY
-    ]
-    return ", ".join(waiting) or f"the coordinator is {phase_text(status.phase)}"
+    return absent(status) or f"the coordinator is {phase_text(status.phase)}"
 
 
 class Display(Protocol):
@@ -123,7 +127,7 @@ class Lines:
 
 
 async def wait_until_ready(client: Client, console: Console, timeout_s: float) -> Status:
-    """Poll until the pool is ready.
+    """Poll until the pool and each of its services are ready.
 
     Raises DeadlineExceeded after `timeout_s` naming what is missing, Unavailable with the reason
     when the pool has failed.
@@ -140,7 +144,7 @@ async def wait_until_ready(client: Client, console: Console, timeout_s: float) -
                         pass  # its port is not open yet
                     else:
                         display.update(status)
-                        if status.ready:
+                        if status.ready and not absent(status):
                             return status
                         if status.phase == common_pb2.PHASE_FAILED:
                             raise Unavailable(f"the pool failed to start: {reason(status)}")

@@ -1,8 +1,9 @@
 """Which prefill replica computes a prompt: the one with the fewest prompt tokens under way.
 
-A replica is usable while all its ranks answer, are ready and fit the pool. One that loses a request
-is asked at once how it is, and is used again as soon as it answers: either it is well or another
-process has taken its place.
+A replica is usable while all its ranks answer, are ready and fit the pool. All are asked every
+second, so that one that comes while the pool runs is used soon and one that goes is not. One that
+loses a request is asked at once how it is, and is used again as soon as it answers: either it is
+well or another process has taken its place.
 """
 
 from __future__ import annotations

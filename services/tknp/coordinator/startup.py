@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 from grpc import aio
 
-from tknp.errors import ProtocolError, Unavailable
+from tknp.errors import ProtocolError, TknpError, Unavailable
 from tknp.pool import Pool
 from tknp.rpc.channel import connect
 from tknp.rpc.security import Security
@@ -91,23 +91,34 @@ class Peers:
         await asyncio.gather(*decode, *prefill)
 
     async def ready(self, silent: Callable[[Iterable[Peer]], Iterable[Peer]]) -> None:
-        """Wait until all are READY and fit together.
+        """Wait until all decode ranks and a prefill replica are READY, and fit together.
 
-        `silent`: which of them have stopped answering, see `tknp.coordinator.silence`; asked after
-        each round. Raises Unavailable when one reports a failure or is silent, ProtocolError when
-        one belongs elsewhere.
+        Prefill comes and goes, so one replica is enough and the others are taken into use when
+        they come. `silent`: which processes have stopped answering, see `tknp.coordinator.silence`;
+        asked after each round. Raises Unavailable when a decode rank reports a failure or is
+        silent, ProtocolError when one belongs elsewhere; for prefill only once that is so of every
+        replica, since one of which nothing was heard yet may still come.
         """
         while True:
             await self.refresh()
             silent(self.all)
-            for peer in self.all:
-                if peer.misfit:
-                    raise ProtocolError(f"{peer.name} at {peer.address}: {peer.misfit}")
-                if peer.progress.phase == Phase.PHASE_FAILED:
-                    raise Unavailable(f"{peer.name} at {peer.address}: {peer.progress.error}")
-            if not any(peer.trouble for peer in self.all):
+            for peer in (peer for ranks in self.nodes for peer in ranks):
+                if error := _defect(peer):
+                    raise error
+            defects = [next(filter(None, map(_defect, ranks)), None) for ranks in self.prefill]
+            if defects and all(defects):
+                kinds = {type(error) for error in defects if error is not None}
+                kind = kinds.pop() if len(kinds) == 1 else Unavailable
+                raise kind("; ".join(map(str, defects)))
+            if self._complete():
                 return
             await asyncio.sleep(_POLL_S)
+
+    def _complete(self) -> bool:
+        """Whether nothing is missing that the first step needs."""
+        decode = all(not peer.trouble for ranks in self.nodes for peer in ranks)
+        prefill = any(not any(peer.trouble for peer in ranks) for ranks in self.prefill)
+        return decode and (prefill or not self.prefill)
 
     def pages(self) -> tuple[int, ...]:
         """Pages that each node can give to requests: those of its smallest rank, less the dummy."""
@@ -168,6 +179,15 @@ class Peers:
                 check(self._pool.compatibility, description.compatibility)
             except ProtocolError as error:
                 peer.misfit = str(error)
+
+
+def _defect(peer: Peer) -> TknpError | None:
+    """Why waiting for `peer` is in vain unless another process takes its place."""
+    if peer.misfit:
+        return ProtocolError(f"{peer.name} at {peer.address}: {peer.misfit}")
+    if peer.progress.phase == Phase.PHASE_FAILED:
+        return Unavailable(f"{peer.name} at {peer.address}: {peer.progress.error}")
+    return None
 
 
 def _not_heard(peer: Peer, error: aio.AioRpcError) -> None:

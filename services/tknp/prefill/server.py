@@ -90,6 +90,10 @@ class PrefillServer:
     async def failed(self) -> str:
         return await self.runtime.life.failed()
 
+    async def settled(self) -> None:
+        """Wait until it is ready, or can't be."""
+        await asyncio.wait(self._tasks[:1])
+
     async def stop(self) -> None:
         """Stop. The port closes last: owners take a closed port for the end of all writes."""
         for task in self._tasks:

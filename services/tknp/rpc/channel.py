@@ -25,6 +25,8 @@ _CHANNEL_OPTIONS = [
     *_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),  # a peer that is back is used again at once
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A pod's name resolves once the pod is there, and to another address once it was replaced.
+    ("grpc.dns_min_time_between_resolutions_ms", 2_000),
     ("grpc.max_receive_message_length", RESPONSE_BYTES),
     ("grpc.enable_http_proxy", 0),  # a proxy meant for the web must not see the pool's calls
 ]
