@@ -1,0 +1,123 @@
+"""Where tests of Kubernetes run: on the fake API server always, on a real cluster when asked.
+
+`pytest -m k8s tests/k8s` with KUBECONFIG set runs the same tests against the cluster of its current
+context, each in a namespace of its own (TKNP_K8S_NAMESPACE: in that one, which is kept). A context
+or server whose name speaks of production is refused unless TKNP_K8S_CONTEXT names that context.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from kubernetes import client, config, dynamic
+
+HERE = Path(__file__).parent
+CRDS = HERE.parents[1] / "charts" / "tknp" / "crds"
+_PRODUCTION = re.compile(r"(^|[^a-z])(prod|production|live)([^a-z]|$)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "k8s: runs on the cluster of KUBECONFIG, `make test-k8s`")
+
+
+def _package(name: str, directory: Path) -> ModuleType:
+    """Import the package in `directory` as `name`; test folders are no packages themselves."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            name, directory / "__init__.py", submodule_search_locations=[str(directory)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster under test. `fake`: the server object of the fake one, None for a real one."""
+
+    kubeconfig: Path
+    api: client.ApiClient
+    fake: Any = None
+
+    @property
+    def core(self) -> client.CoreV1Api:
+        return client.CoreV1Api(self.api)
+
+    def resource(self, api_version: str, kind: str) -> Any:
+        """A resource of the dynamic client, which sends what it is given."""
+        return dynamic.DynamicClient(self.api).resources.get(api_version=api_version, kind=kind)
+
+
+@pytest.fixture(scope="session")
+def fake_kubernetes() -> ModuleType:
+    """The package of the fake API server."""
+    return _package("tknp_fake_kubernetes", HERE / "fake")
+
+
+@pytest.fixture(scope="module")
+def fake_cluster(
+    fake_kubernetes: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A fake API server with this project's CRDs."""
+    with fake_kubernetes.FakeServer() as server:
+        path = tmp_path_factory.mktemp("kube") / "config"
+        path.write_text(server.kubeconfig())
+        api = config.new_client_from_config(str(path))
+        found = Cluster(path, api, server)
+        crds = client.ApiextensionsV1Api(api)
+        for file in sorted(CRDS.glob("*.yaml")):
+            crds.create_custom_resource_definition(yaml.safe_load(file.read_text()))
+        yield found
+        api.close()
+
+
+def _real() -> Cluster:
+    """The cluster of KUBECONFIG, unless it looks like one that people depend on."""
+    path = os.environ.get("KUBECONFIG")
+    if not path:
+        pytest.skip("KUBECONFIG is not set")
+    _, context = config.list_kube_config_contexts(path)
+    api = config.new_client_from_config(path)
+    names = f"{context['name']} {context['context']['cluster']} {api.configuration.host}".lower()
+    allowed = os.environ.get("TKNP_K8S_CONTEXT")
+    if _PRODUCTION.search(names) and allowed != context["name"]:
+        pytest.fail(f"{names} looks like production; set TKNP_K8S_CONTEXT={context['name']}")
+    return Cluster(Path(path), api)
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.k8s)])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """The fake and, with `-m k8s` and KUBECONFIG, the real cluster."""
+    if request.param == "fake":
+        fake: Cluster = request.getfixturevalue("fake_cluster")
+        return fake
+    if "k8s" not in request.config.getoption("markexpr").replace("not k8s", ""):
+        pytest.skip("asked for by `-m k8s` only")
+    return _real()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace for one test."""
+    given = os.environ.get("TKNP_K8S_NAMESPACE")
+    if given and cluster.fake is None:
+        yield given
+        return
+    name = f"tknp-test-{uuid.uuid4().hex[:8]}"
+    cluster.core.create_namespace({"metadata": {"name": name}})
+    yield name
+    cluster.core.delete_namespace(name)

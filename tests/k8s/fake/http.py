@@ -1,0 +1,325 @@
+"""HTTP in front of the verbs: paths, content types, codes, discovery, watches in chunks.
+
+One thread a connection. A watch ends with its timeoutSeconds, with its client, or with the server.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from . import discovery, selectors
+from .api import Api
+from .errors import Refused
+from .kinds import Kind
+from .store import Change
+
+BOOKMARK_S = 2.0
+_DEFAULT_WATCH_S = 300.0
+_LOOK_S = 0.5
+
+
+class FakeServer:
+    """`with FakeServer() as server:` serves at `server.url` until left. `server.api` is behind it.
+
+    `logs(namespace, pod, container)`: text that GET .../log answers; a kubelet sets it.
+    """
+
+    def __init__(self) -> None:
+        self.api = Api()
+        self.closing = threading.Event()
+        self.logs: Callable[[str, str, str], str] = lambda *_: ""
+        self.requests: list[tuple[str, str]] = []
+        handler = type("Handler", (_Handler,), {"server_side": self})
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,))
+
+    def __enter__(self) -> FakeServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    def kubeconfig(self) -> str:
+        """A kubeconfig, as JSON, which is YAML."""
+        return json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "users": [{"name": "fake", "user": {"token": "fake"}}],
+            "contexts": [{"name": "fake", "context": {
+                "cluster": "fake", "user": "fake", "namespace": "default"}}],
+        })  # fmt: skip
+
+
+class _Target:
+    """What a path means."""
+
+    def __init__(self, kind: Kind, namespace: str, name: str, subresource: str) -> None:
+        self.kind, self.namespace, self.name = kind, namespace, name
+        self.subresource = subresource
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_side: FakeServer
+    query: dict[str, str]
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Tests look at what is stored, not at an access log."""
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def do_PUT(self) -> None:
+        self._answer(self._put)
+
+    def do_PATCH(self) -> None:
+        self._answer(self._patch)
+
+    def do_DELETE(self) -> None:
+        self._answer(self._delete)
+
+    def _answer(self, verb: Callable[[], None]) -> None:
+        parts = urlsplit(self.path)
+        self.query = {k: v[-1] for k, v in parse_qs(parts.query, keep_blank_values=True).items()}
+        self.parts = [part for part in parts.path.split("/") if part]
+        length = int(self.headers.get("Content-Length") or 0)
+        self.body = self.rfile.read(length).decode() if length else ""
+        self.server_side.requests.append((self.command, self.path))
+        try:
+            verb()
+        except Refused as refusal:
+            self._send(refusal.code, refusal.status)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def _send(self, code: int, obj: Any) -> None:
+        text = not isinstance(obj, dict)
+        data = (str(obj) if text else json.dumps(obj)).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "text/plain" if text else "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _json(self) -> Any:
+        if not self.body:
+            return {}
+        kind = (self.headers.get("Content-Type") or "").partition(";")[0]
+        if "protobuf" in kind or "cbor" in kind:
+            raise Refused(415, f"the body of the request was in an unknown format: {kind}")
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise Refused(400, f"the body is not JSON: {error}") from error
+
+    @property
+    def _manager(self) -> str:
+        agent = (self.headers.get("User-Agent") or "unknown").partition("/")[0]
+        return self.query.get("fieldManager") or agent
+
+    def _target(self) -> _Target:
+        """`/api/v1/namespaces/NS/pods/NAME/status` and its like. Raises Refused 404."""
+        parts, api = list(self.parts), self.server_side.api
+        if parts[:1] == ["api"]:
+            group, (version, *rest) = "", parts[1:] or [""]
+        elif parts[:1] == ["apis"] and len(parts) > 2:
+            group, version, *rest = parts[1:]
+        else:
+            raise Refused(404, "the server could not find the requested resource")
+        namespace = ""
+        if rest[:1] == ["namespaces"] and len(rest) > 2 and rest[2] not in ("status", "finalize"):
+            namespace, rest = rest[1], rest[2:]
+        kind = api.kinds.get((group, version, rest[0] if rest else ""))
+        if kind is None or (namespace and not kind.namespaced) or len(rest) > 3:
+            raise Refused(404, "the server could not find the requested resource")
+        name, subresource = [*rest[1:], "", ""][:2]
+        if subresource == "status" and not kind.status:
+            raise Refused(404, "the server could not find the requested resource")
+        if kind.namespaced and not namespace and (name or self.command == "POST"):
+            raise Refused(404, "the server could not find the requested resource")
+        return _Target(kind, namespace, name, subresource)
+
+    def _get(self) -> None:
+        api = self.server_side.api
+        if (found := discovery.document(api, self.parts)) is not None:
+            self._send(200, found)
+            return
+        target = self._target()
+        kind = target.kind
+        if target.name:
+            if target.subresource == "log":
+                api.get(kind, target.namespace, target.name)
+                container = self.query.get("container", "")
+                text = self.server_side.logs(target.namespace, target.name, container)
+                self._send(200, text)
+                return
+            obj = api.get(kind, target.namespace, target.name)
+            self._send(200, api.scale(kind, obj) if target.subresource == "scale" else obj)
+            return
+        by_label = selectors.labels(self.query.get("labelSelector", ""))
+        by_field = selectors.fields(self.query.get("fieldSelector", ""), kind.kind)
+
+        def wanted(obj: dict[str, Any]) -> bool:
+            return by_label(obj) and by_field(obj)
+
+        if self.query.get("watch", "").lower() in ("1", "true"):
+            self._watch(target, wanted)
+            return
+        with api.store.lock:
+            items = [o for o in api.store.all(kind.key, target.namespace) if wanted(o)]
+            version = str(api.store.version)
+        self._send(200, {"apiVersion": kind.api_version, "kind": f"{kind.kind}List",
+                         "metadata": {"resourceVersion": version}, "items": items})  # fmt: skip
+
+    def _post(self) -> None:
+        api, target = self.server_side.api, self._target()
+        if target.subresource == "eviction":
+            options = self._json().get("deleteOptions") or {}
+            self._send(201, api.evict(target.namespace, target.name, options))
+            return
+        if target.subresource == "binding":
+            pod = api.get(target.kind, target.namespace, target.name)
+            pod["spec"]["nodeName"] = self._json()["target"]["name"]
+            with api.store.lock:
+                api.store.put(target.kind.key, pod)
+            self._send(201, {"apiVersion": "v1", "kind": "Status", "status": "Success"})
+            return
+        if target.name:
+            raise Refused(405, "the server does not allow this method on the requested resource")
+        self._send(201, api.create(target.kind, target.namespace, self._json(), self._manager))
+
+    def _put(self) -> None:
+        api, target = self.server_side.api, self._target()
+        if target.subresource == "scale":
+            obj = api.get(target.kind, target.namespace, target.name)
+            self._send(200, api.rescale(target.kind, obj, self._json(), self._manager))
+            return
+        self._send(200, api.replace(
+            target.kind, target.namespace, target.name, self._json(), self._manager,
+            target.subresource,
+        ))  # fmt: skip
+
+    def _patch(self) -> None:
+        api, target = self.server_side.api, self._target()
+        content = (self.headers.get("Content-Type") or "").partition(";")[0]
+        if content == "application/apply-patch+yaml":
+            manager, force = self.query.get("fieldManager", ""), self.query.get("force") == "true"
+            obj, new = api.apply(
+                target.kind, target.namespace, target.name, self.body, manager, force,
+                target.subresource,
+            )  # fmt: skip
+            self._send(201 if new else 200, obj)
+            return
+        if target.subresource == "scale":
+            obj = api.get(target.kind, target.namespace, target.name)
+            scale = api.scale(target.kind, obj)
+            scale["spec"] |= self._json().get("spec") or {}
+            self._send(200, api.rescale(target.kind, obj, scale, self._manager))
+            return
+        self._send(200, api.patch(
+            target.kind, target.namespace, target.name, self._json(), content, self._manager,
+            target.subresource,
+        ))  # fmt: skip
+
+    def _delete(self) -> None:
+        api, target = self.server_side.api, self._target()
+        options = {**self._json()}
+        for part in ("gracePeriodSeconds", "propagationPolicy"):
+            if part in self.query:
+                value = self.query[part]
+                options.setdefault(part, int(value) if part == "gracePeriodSeconds" else value)
+        if target.name:
+            self._send(200, api.delete(target.kind, target.namespace, target.name, options))
+            return
+        by_label = selectors.labels(self.query.get("labelSelector", ""))
+        gone = [o for o in api.store.all(target.kind.key, target.namespace) if by_label(o)]
+        for obj in gone:
+            api.delete(target.kind, target.namespace, obj["metadata"]["name"], options)
+        self._send(200, {"apiVersion": target.kind.api_version, "kind": f"{target.kind.kind}List",
+                         "metadata": {}, "items": gone})  # fmt: skip
+
+    def _watch(self, target: _Target, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        events = self._events(target, wanted)
+        first = next(events, None)  # raises before a header is sent
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while first is not None:
+            for event in first:
+                data = json.dumps(event).encode() + b"\n"
+                self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            self.wfile.flush()
+            first = next(events, None)
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _events(
+        self, target: _Target, wanted: Callable[[dict[str, Any]], bool]
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Batches of watch events; an empty one is a moment without any."""
+        store, kind = self.server_side.api.store, target.kind
+        ends_s = time.monotonic() + float(self.query.get("timeoutSeconds") or _DEFAULT_WATCH_S)
+        bookmarks = self.query.get("allowWatchBookmarks", "").lower() in ("1", "true")
+        told_s = time.monotonic()
+        if self.query.get("resourceVersion", "0") in ("", "0"):
+            with store.lock:
+                version = store.version
+                there = [o for o in store.all(kind.key, target.namespace) if wanted(o)]
+            yield [{"type": "ADDED", "object": obj} for obj in there]
+        else:
+            version = int(self.query["resourceVersion"])
+            yield []
+        while time.monotonic() < ends_s and not self.server_side.closing.is_set():
+            try:
+                changes, version = store.since(version, kind.key, _LOOK_S)
+            except Refused as refusal:
+                yield [{"type": "ERROR", "object": refusal.status}]
+                return
+            yield [e for c in changes if (e := _event(c, target.namespace, wanted)) is not None]
+            if bookmarks and time.monotonic() - told_s >= BOOKMARK_S:
+                told_s = time.monotonic()
+                yield [_bookmark(kind, version)]
+        if bookmarks:
+            yield [_bookmark(kind, version)]
+
+
+def _bookmark(kind: Kind, version: int) -> dict[str, Any]:
+    return {"type": "BOOKMARK", "object": {
+        "apiVersion": kind.api_version, "kind": kind.kind,
+        "metadata": {"resourceVersion": str(version), "creationTimestamp": None}}}  # fmt: skip
+
+
+def _event(
+    change: Change, namespace: str, wanted: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any] | None:
+    """What a watcher hears of `change`: one that leaves a selector is deleted to it."""
+
+    def seen(obj: dict[str, Any] | None) -> bool:
+        return (
+            obj is not None
+            and namespace in ("", obj["metadata"].get("namespace", ""))
+            and wanted(obj)
+        )
+
+    before, after = seen(change.old), seen(change.new)
+    if after:
+        return {"type": "MODIFIED" if before else "ADDED", "object": change.new}
+    if not before or change.old is None:
+        return None
+    metadata = {**change.old["metadata"], "resourceVersion": str(change.version)}
+    return {"type": "DELETED", "object": {**change.old, "metadata": metadata}}
