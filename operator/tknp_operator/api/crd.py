@@ -16,12 +16,12 @@ import yaml
 from pydantic import BaseModel
 
 from tknp_operator.api.rules import Part
-from tknp_operator.api.spec import GROUP, KIND, PLURAL, VERSION, Spec
+from tknp_operator.api.spec import GROUP, KIND, LONGEST_NAME, NAME, PLURAL, VERSION, Spec
 from tknp_operator.api.status import STATUS
 
 Schema = dict[str, Any]
 _KEPT = ("type", "default", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength",
-         "minItems", "maxItems", "description")  # fmt: skip
+         "minItems", "maxItems", "description", "x-kubernetes-int-or-string")  # fmt: skip
 _COLUMNS = (
     ("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", 0),
     ("Nodes", "integer", ".spec.decode.nodes", 0),
@@ -61,8 +61,11 @@ def custom_resource_definition() -> Schema:
             "required": ["spec"],
             "properties": {
                 "apiVersion": {"type": "string"}, "kind": {"type": "string"},
-                "metadata": {"type": "object"}, "spec": spec_schema(), "status": STATUS,
+                "metadata": {"type": "object", "properties": {
+                    "name": {"type": "string", "maxLength": LONGEST_NAME}}},
+                "spec": spec_schema(), "status": STATUS,
             },
+            "x-kubernetes-validations": [{"rule": NAME.cel, "message": NAME.message}],
         }},
     }  # fmt: skip
     return {
@@ -100,10 +103,8 @@ def _structural(
         merged = {**definitions[name], **{k: v for k, v in node.items() if k != "$ref"}}
         return _structural(merged, definitions, models, name)
     if "anyOf" in node:
-        options = [option for option in node["anyOf"] if option.get("type") != "null"]
-        if len(options) > 1:  # of a quantity, the only union that is no option
-            return {"x-kubernetes-int-or-string": True}
-        merged = {**options[0], **{k: v for k, v in node.items() if k not in ("anyOf", "default")}}
+        (option,) = (option for option in node["anyOf"] if option.get("type") != "null")
+        merged = {**option, **{k: v for k, v in node.items() if k not in ("anyOf", "default")}}
         return _structural(merged, definitions, models)
     if "const" in node:
         node = {**node, "enum": [node["const"]]}
@@ -139,9 +140,14 @@ def _structural(
     return result
 
 
+def text() -> str:
+    """What charts/tknp/crds has."""
+    made = "# Made by `python -m tknp_operator.api.crd`; edit operator/tknp_operator/api instead.\n"
+    return made + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=100)
+
+
 def main() -> None:
-    print("# Made by `python -m tknp_operator.api.crd`; edit operator/tknp_operator/api instead.")
-    print(yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=100), end="")
+    print(text(), end="")
 
 
 if __name__ == "__main__":

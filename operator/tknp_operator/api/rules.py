@@ -25,11 +25,14 @@ class Rule:
 
 
 class Part(BaseModel):
-    """A mapping of the custom resource: immutable, camelCase in YAML, no unknown fields."""
+    """A mapping of the custom resource: immutable, camelCase in YAML, no unknown fields.
+
+    Strict, as the API server is: no "4" for 4, no "yes" for true.
+    """
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True,
-        use_attribute_docstrings=True,
+        strict=True, use_attribute_docstrings=True,
     )  # fmt: skip
     rules: ClassVar[tuple[Rule, ...]] = ()
 

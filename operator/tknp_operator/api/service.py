@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tknp.errors import InvalidValue
-from tknp_operator.api.spec import Spec
+from tknp_operator.api.spec import NAME, Spec
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Service:
 def parse(obj: Mapping[str, Any]) -> Service:
     """Read a TokenParallelService. Raises InvalidValue naming field, value and remedy."""
     meta = obj["metadata"]
+    if not NAME.holds(meta["name"]):
+        raise InvalidValue("metadata.name", meta["name"], NAME.message)
     return Service(
         meta["name"], meta["namespace"], meta.get("uid", ""), meta.get("generation", 1),
         "deletionTimestamp" in meta, tuple(meta.get("finalizers", ())),

@@ -31,6 +31,7 @@ class ImageVolume(Part):
     path: RelativePath = ""
     """Of the checkpoint, inside the image."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """When nodes fetch it."""
 
 
 class ObjectStore(Part):
@@ -43,12 +44,14 @@ class ObjectStore(Part):
 
 
 class Source(Part):
-    """Exactly one of its fields."""
-
     pvc: Claim | None = None
+    """A volume that holds the checkpoint."""
     host_path: HostPath | None = None
+    """A place on every node's own disk."""
     image: ImageVolume | None = None
+    """An image mounted as a volume."""
     object_store: ObjectStore | None = None
+    """Objects that are copied to a volume first."""
     builtin: Literal["smollm2"] | None = None
     """A small model that the image brings: to try a cluster without a GPU."""
 
@@ -65,6 +68,7 @@ class Source(Part):
 
 class Model(Part):
     source: Source
+    """Where the checkpoint is: exactly one of its fields."""
     name: Annotated[str, Field(max_length=253)] = ""
     """What clients call it; empty: the name of its directory or file."""
     shape: Annotated[str, Field(max_length=63)] = ""

@@ -1,10 +1,4 @@
-"""The status that the operator writes: its schema, and conditions.
-
-Placed        nodes of the cluster are chosen for every node of the pool
-Progressing   a pool starts, drains or changes its members
-Ready         the current epoch's decode nodes, coordinator and one prefill replica are ready
-Degraded      it serves, but with fewer spares or prefill replicas than asked for, or retries
-"""
+"""The status that the operator writes: its schema, and conditions."""
 
 from __future__ import annotations
 
@@ -12,6 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 ConditionType = Literal["Placed", "Progressing", "Ready", "Degraded"]
+CONDITIONS: Mapping[ConditionType, str] = {
+    "Placed": "a node of the cluster is chosen for every node of the pool",
+    "Progressing": "a pool starts, drains or changes its members",
+    "Ready": "decode nodes and coordinator of the present epoch and a prefill replica are ready",
+    "Degraded": "it serves, but with fewer spares or prefill replicas than asked for, or retries",
+}
 _STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
 _COUNTED = {"replicas": _INTEGER, "ready": _INTEGER, "selector": _STRING}
 
@@ -21,26 +21,31 @@ def _mapping(properties: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 STATUS: dict[str, Any] = _mapping({
-    "observedGeneration": _INTEGER,
+    "observedGeneration": {**_INTEGER, "description": "Of the spec that the rest speaks of."},
     "epoch": {**_INTEGER, "description": "Number of the present membership of the pool."},
-    "compatibilityHash": _STRING,
-    "prefill": _mapping(_COUNTED),
-    "gateway": _mapping(_COUNTED),
+    "compatibilityHash": {**_STRING, "description": "Equal for pods that may work together."},
+    "prefill": _mapping(_COUNTED, description="Prefill pods: asked for, and ready."),
+    "gateway": _mapping(_COUNTED, description="Gateway pods: asked for, and ready."),
     "nodes": {
         "type": "array", "x-kubernetes-list-type": "atomic",
+        "description": "Each node of the pool: where it is, why there, what it roots.",
         "items": _mapping({
             "index": _INTEGER, "host": _STRING, "slot": _INTEGER, "role": _STRING,
             "layers": {**_STRING, "description": "Blocks that it roots."}, "ready": {
                 "type": "boolean"}, "reason": _STRING,
         }),
     },
-    "spares": {"type": "array", "items": _STRING, "x-kubernetes-list-type": "atomic"},
+    "spares": {
+        "type": "array", "items": _STRING, "x-kubernetes-list-type": "atomic",
+        "description": "Nodes of the cluster that stand by for a lost one.",
+    },
     "recommendation": {
         "type": "object", "x-kubernetes-preserve-unknown-fields": True,
         "description": "What the planner would change; nothing acts on it.",
     },
     "conditions": {
-        "type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"],
+        "type": "array", "description": "See below.",
+        "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"],
         "items": _mapping({
             "type": _STRING, "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
             "observedGeneration": _INTEGER,
