@@ -17,11 +17,26 @@ from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# A shell starts background jobs with SIGINT ignored, and ignored it would stay in every child.
+# A shell starts background jobs with SIGINT ignored, nohup those it starts with SIGHUP ignored, and
+# ignored they would stay in every child.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("tknp", deadline=None)  # how long an example takes depends on the machine
 settings.load_profile("tknp")
 
+
+def _own_ports() -> None:
+    """Workers of one run pick ports of ranges of their own, so that none takes another's."""
+    from tknp.cli import ports
+
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = max(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), worker + 1)
+    size = (ports.highest_safe_port() - ports.LOWEST) // workers
+    ports.LOWEST += worker * size
+    ports.HIGHEST = ports.LOWEST + size - 1
+
+
+_own_ports()
 BYTE_TOKENS = 256
 SPECIAL_TOKENS = ("<s>", "</s>", "<unk>")
 CHAT_TEMPLATE = (

@@ -13,7 +13,7 @@ DATA_PLANE_PORT, PREFILL_DATA_PLANE_PORT, METRICS_PORT, HTTP_PORT = 29_500, 29_6
 MANAGER = "tknp-operator"
 POOL, EPOCH, ROLE, NODE, HASH = (f"{GROUP}/{key}" for key in
                                  ("pool", "epoch", "role", "node", "compatibility"))  # fmt: skip
-FINALIZER = f"{GROUP}/drain"
+FINALIZER, CLOSED, APPLIED = (f"{GROUP}/{key}" for key in ("drain", "closed", "applied"))
 POOL_DIRECTORY, SECRET_DIRECTORY = "/etc/tknp/pool", "/etc/tknp/internal"
 KEYS_DIRECTORY, MODEL_DIRECTORY = "/etc/tknp/keys", "/models"
 

@@ -116,7 +116,8 @@ def pool_file_map(service: Service, epoch: int, placement: Placement) -> dict[st
 
 def membership_map(service: Service, status: dict[str, Any]) -> dict[str, Any]:
     """ConfigMap that people and tools watch: the present epoch and its layout."""
-    shown = {key: status[key] for key in ("epoch", "compatibilityHash", "nodes", "spares")}
+    shown = {key: status[key] for key in ("epoch", "compatibilityHash", "spares")}
+    shown["nodes"] = [{k: v for k, v in node.items() if k != "ready"} for node in status["nodes"]]
     return {
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": metadata(service, f"{service.name}-pool", "pool"),

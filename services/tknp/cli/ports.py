@@ -12,6 +12,7 @@ from tknp.errors import InvalidValue, Unavailable
 EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST, HIGHEST = 10_000, 32_767
 ATTEMPTS_A_PORT = 50
+_given: set[int] = set()  # in this process: who asked may not listen yet
 
 
 def highest_safe_port() -> int:
@@ -43,17 +44,25 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` distinct ports that nobody listens on; raises Unavailable when there are none."""
+    """`count` distinct ports that nobody listens on, none given before while others are left.
+
+    Raises Unavailable when there are none.
+    """
     highest = highest_safe_port()
+    if len(_given) + count > (highest - LOWEST) // 2:
+        _given.clear()
     ports: list[int] = []
     with ExitStack() as held:
         for _ in range(count * ATTEMPTS_A_PORT):
             if len(ports) == count:
                 break
             port = LOWEST + secrets.randbelow(highest - LOWEST + 1)
+            if port in _given:
+                continue
             with suppress(OSError):
                 held.enter_context(_bind(host, port))
                 ports.append(port)
+                _given.add(port)
     if len(ports) < count:
         raise Unavailable(f"found {len(ports)} free ports of {count} in {LOWEST}..{highest}")
     return ports
