@@ -15,8 +15,8 @@ from tknp.errors import TknpError
 
 # Each name is a module of this package whose `command` is the click command.
 COMMANDS = (
-    "up", "demo", "generate", "chat", "status", "gateway", "serve", "replay", "explain", "trace",
-    "load", "probe",
+    "up", "demo", "generate", "chat", "status", "top", "gateway", "serve", "replay", "explain",
+    "trace", "load", "probe",
 )  # fmt: skip
 
 

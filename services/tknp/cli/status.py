@@ -43,18 +43,24 @@ def title(status: Status) -> Text:
     )
 
 
-def kv_text(node: NodeStatus) -> Text:
-    """A bar of the pages in use; below it, tokens written of capacity."""
+def kv_bar(node: NodeStatus, width: int, share: bool = False) -> Text:
+    """A bar of the pages in use; `share`: also as a percentage. Nothing for a node without KV."""
     if not node.capacity_tokens:
         return Text(NOTHING)
     used = node.used_pages / max(1, node.pages)
-    filled = min(BAR_WIDTH, round(used * BAR_WIDTH))
+    filled = min(width, round(used * width))
     style = "red" if used > 0.95 else "yellow" if used > 0.8 else "green"
-    return (
-        Text("\u2501" * filled, style=style)
-        .append("\u2501" * (BAR_WIDTH - filled), style="bright_black")
-        .append(f"\n{node.kv_tokens:,} / {node.capacity_tokens:,}", style="dim")
-    )
+    bar = Text("\u2501" * filled, style=style)
+    bar.append("\u2501" * (width - filled), style="bright_black")
+    return bar.append(f" {used:4.0%}", style=style) if share else bar
+
+
+def kv_text(node: NodeStatus) -> Text:
+    """A bar of the pages in use; below it, tokens written of capacity."""
+    bar = kv_bar(node, BAR_WIDTH)
+    if node.capacity_tokens:
+        bar.append(f"\n{node.kv_tokens:,} / {node.capacity_tokens:,}", style="dim")
+    return bar
 
 
 def _facts(what: str, progress: Progress, *facts: str) -> Text:
