@@ -12,8 +12,8 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,14 +52,19 @@ class Cluster:
     kubeconfig: Path
     api: client.ApiClient
     fake: Any = None
+    resources: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     @property
     def core(self) -> client.CoreV1Api:
         return client.CoreV1Api(self.api)
 
     def resource(self, api_version: str, kind: str) -> Any:
-        """A resource of the dynamic client, which sends what it is given."""
-        return dynamic.DynamicClient(self.api).resources.get(api_version=api_version, kind=kind)
+        """A resource of the dynamic client, which sends what it is given; kept once discovered."""
+        key = api_version, kind
+        if key not in self.resources:
+            resources = dynamic.DynamicClient(self.api).resources
+            self.resources[key] = resources.get(api_version=api_version, kind=kind)
+        return self.resources[key]
 
 
 @pytest.fixture(scope="session")
@@ -121,3 +126,72 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     cluster.core.create_namespace({"metadata": {"name": name}})
     yield name
     cluster.core.delete_namespace(name)
+
+
+@pytest.fixture(scope="session")
+def node_package() -> ModuleType:
+    """The package of the kubelet."""
+    return _package("tknp_fake_node", HERE / "node")
+
+
+@pytest.fixture
+def machines(
+    fake_cluster: Cluster, node_package: ModuleType, tmp_path: Path
+) -> Iterator[Callable[..., Any]]:
+    """`machines("a", "b")`: Nodes of the fake cluster, and the running kubelet of them all."""
+    started = []
+
+    def start(*names: str) -> Any:
+        for name in names:
+            fake_cluster.core.create_node({"metadata": {"name": name}})
+            tell_node(fake_cluster, name, ready=True)
+        directory = tmp_path / "kubelet"
+        directory.mkdir()
+        kubelet = node_package.Kubelet(fake_cluster.api, directory, list(names))
+        started.append(kubelet.__enter__())
+        fake_cluster.fake.logs = kubelet.logs
+        return kubelet
+
+    yield start
+    for kubelet in started:
+        kubelet.__exit__(None, None, None)
+        for name in kubelet.nodes:
+            fake_cluster.core.delete_node(name)
+
+
+def tell_node(cluster: Cluster, name: str, *, ready: bool, since: str = "") -> None:
+    """What the control plane would say of a node: Ready, or not since `since`."""
+    condition = {"type": "Ready", "status": str(ready), "reason": "Tests",
+                 "lastTransitionTime": since or "2026-01-01T00:00:00Z"}  # fmt: skip
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110"}
+    status = {"conditions": [condition], "capacity": amounts, "allocatable": amounts}
+    cluster.core.patch_node_status(name, {"status": status})
+
+
+@pytest.fixture
+def tiny_service(random_checkpoint: Callable[..., Path]) -> Callable[..., dict[str, Any]]:
+    """`tiny_service("demo", "ns", nodes=2)`: a service of a random model on CPU, without gateway.
+
+    `change`: called with the spec before it is returned.
+    """
+
+    def make(
+        name: str, namespace: str, nodes: int = 2, change: Callable[[Any], object] = lambda _: None
+    ) -> dict[str, Any]:
+        path = random_checkpoint(layers=2, q_heads=4, kv_heads=2)
+        spec = {
+            "image": "tknp:test",
+            "model": {"source": {"hostPath": {"path": str(path)}}, "name": "tiny",
+                      "dtype": "float32"},
+            "decode": {"nodes": nodes, "device": "cpu", "kvMemory": "1MiB", "pageSize": 16},
+            "prefill": {"replicas": 1, "maxReplicas": 2},
+            "gateway": {"enabled": False},
+            "drain": {"seconds": 5}, "timeouts": {"stepSeconds": 30, "nodeLostSeconds": 5},
+            "observability": {"metrics": False},
+        }  # fmt: skip
+        change(spec)
+        metadata = {"name": name, "namespace": namespace}
+        return {"apiVersion": "tknp.io/v1alpha1", "kind": "TokenParallelService",
+                "metadata": metadata, "spec": spec}  # fmt: skip
+
+    return make
