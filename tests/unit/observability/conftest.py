@@ -20,7 +20,7 @@ RULES = CHART / "alerts" / "tknp.yaml"
 TARGET_LABELS = {"namespace", "pool", "instance", "job", "pod"}
 # What Grafana puts in; a node of "all" is a pattern.
 VARIABLES = {
-    "$__rate_interval": "1m", "$__range": "1h", "$namespace": "ai", "$pool": "p", "$node": ".*",
+    "$__rate_interval": "5m", "$__range": "1h", "$namespace": "ai", "$pool": "p", "$node": ".*",
 }  # fmt: skip
 Labels = dict[str, set[str]]
 OPERATOR = {
