@@ -27,6 +27,7 @@ from tknp.model.stops import StreamText, check_stops
 from tknp.model.tokenizer import Tokenizer
 from tknp.rpc.convert import sampling_from
 from tknp.rpc.ids import pack_ids, unpack_ids
+from tknp.sampling.grammar import Grammars
 from tknp.sampling.params import validate
 from tknp.v1 import inference_pb2 as pb
 from tknp.v1 import inference_pb2_grpc
@@ -42,6 +43,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._driver = driver
         self._tokenizer = tokenizer
         self._name = model_name
+        model = driver.pool.checkpoint.config
+        self._grammars = Grammars(lambda: tokenizer, model.vocab_size, model.eos_ids)
         self._vocab_size = driver.pool.checkpoint.config.vocab_size
 
     async def Generate(
@@ -132,6 +135,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if len(generated) >= max_tokens:
             remedy = f"at most {max_tokens - 1}: nothing is left of max_tokens={max_tokens}"
             raise InvalidValue("generated_token_ids", f"{len(generated)} ids", remedy)
+        if params.json_schema:
+            await asyncio.to_thread(self._grammars.check, params.json_schema, generated)
         request = Request(
             Key(uuid.uuid4().hex, 0), prompt, params, arrived_s, message.priority,
             arrived_s + allowed_s, given=len(generated), generated=generated,

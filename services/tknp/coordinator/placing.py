@@ -33,10 +33,13 @@ from tknp.rpc.convert import key_to, sampling_to
 from tknp.rpc.ids import pack_ids
 from tknp.rpc.status import error_from
 from tknp.v1.common_pb2 import Placement, Token
+from tknp.v1.decode_root_pb2 import PrepareRequest
+from tknp.v1.decode_root_pb2_grpc import DecodeRootStub
 from tknp.v1.prefill_pb2 import PrefillRequest, PrefillResponse
 from tknp.v1.prefill_pb2_grpc import PrefillStub
 
 log = logging.getLogger(__name__)
+_PREPARE_S = 30.0
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -58,6 +61,7 @@ class Placer:
     ) -> None:
         self.replicas = Replicas(peers.prefill)
         self._config = pool.config
+        self._layout = pool.layout
         self._peers = peers
         self._scheduler = scheduler
         self._clock = clock
@@ -114,7 +118,11 @@ class Placer:
         try:
             placements = await self._owners.reserve(key, self._parts(request))
             if placements and not request.ended:
-                token = await self._prefill(request, placements)
+                prefill = self._prefill(request, placements)
+                if request.params.json_schema:
+                    token, _ = await asyncio.gather(prefill, self._prepare(request))
+                else:
+                    token = await prefill
                 if token is not None and not request.ended:
                     self._first_token(request, token)
         except TknpError as error:
@@ -135,6 +143,18 @@ class Placer:
             span = shares.prompt_span(i) if i < len(shares.owners) else range(request.tokens)
             parts.append(Part(node, tokens, span or range(0)))
         return parts
+
+    async def _prepare(self, request: Request) -> None:
+        """The rank that samples `request` reads its schema while the prompt is computed.
+
+        If that fails it is read at admission, and what is wrong with it is said there.
+        """
+        rank = self._peers.nodes[self._layout.sampler(request.stream)][0]
+        message = PrepareRequest(json_schema=request.params.json_schema)
+        try:
+            await DecodeRootStub(rank.channel).Prepare(message, timeout=_PREPARE_S)
+        except aio.AioRpcError as error:
+            log.warning("%s has not read the schema of %s: %s", rank.name, request.key, error)
 
     async def _prefill(self, request: Request, placements: Sequence[Placement]) -> Token | None:
         """The first token; None if the replica was lost or the request has ended."""

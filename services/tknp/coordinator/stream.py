@@ -128,6 +128,6 @@ class Stream:
             token=request.generated[-1],
             sampling=request.params,
             prompt=tuple(request.prompt) if history else (),
-            generated=tuple(request.generated) if history else (),
+            generated=tuple(request.generated) if request.params.needs_output else (),
             generated_count=count,
         )

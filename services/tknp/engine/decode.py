@@ -27,6 +27,7 @@ from tknp.layout.layout import Layout
 from tknp.layout.program import Op
 from tknp.layout.rank import Rank
 from tknp.model.dense import Dense
+from tknp.sampling.grammar import Grammars
 from tknp.sampling.sampler import RowLogprobs
 from tknp.transport.base import Transport, Work
 
@@ -77,6 +78,7 @@ class DecodeRank:
         max_batch: int,
         device: torch.device,
         recorder: Recorder | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.layout = layout
         self.rank = rank
@@ -90,7 +92,7 @@ class DecodeRank:
             stream: _Lane(
                 StreamState(
                     layout, rank, stream, attention=attention, pages=pages, epoch=epoch,
-                    max_batch=max_batch, device=device,
+                    max_batch=max_batch, device=device, grammars=grammars,
                 ),
                 Executor(
                     layout, rank, dense, transport, device=device, max_rows=max_batch,

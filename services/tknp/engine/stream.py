@@ -28,6 +28,7 @@ from tknp.layout.layout import Layout
 from tknp.layout.program import Kind, Op, Program
 from tknp.layout.rank import Rank
 from tknp.layout.rows import Group
+from tknp.sampling.grammar import Grammars
 from tknp.sampling.history import History, RowState
 from tknp.sampling.sampler import RowLogprobs, Sampler
 
@@ -54,7 +55,10 @@ class Planned:
 
 
 class StreamState:
-    """`pages`: of each layer kept here. `attention` and `pages` are None on a root-only node."""
+    """`pages`: of each layer kept here. `attention` and `pages` are None on a root-only node.
+
+    `grammars`: where schemas are asked for, at the rank that samples.
+    """
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class StreamState:
         epoch: int,
         max_batch: int,
         device: torch.device,
+        grammars: Grammars | None = None,
     ) -> None:
         self.batch = Batch(epoch, layout, max_batch, stream)
         self.samples = rank == Rank(layout.sampler(stream), 0)
@@ -77,6 +82,7 @@ class StreamState:
         self._pages = pages or {}
         self._device = device
         self._sampler = Sampler(layout.config.vocab_size, layout.config.eos_ids)
+        self._grammars = grammars
         self._row_states: dict[int, RowState] = {}
         self._tokens = torch.zeros(max_batch, dtype=torch.int64, device=device)
         self._order = torch.zeros(0, dtype=torch.int64, device=device)
@@ -133,8 +139,11 @@ class StreamState:
                 if admit.sampling.needs_history
                 else None
             )
+            schema, grammar = admit.sampling.json_schema, None
+            if schema and self._grammars is not None:
+                grammar = self._grammars.matcher(schema, admit.generated)
             self._row_states[admit.slot] = RowState(
-                admit.sampling, admit.position + 1, admit.generated_count, history
+                admit.sampling, admit.position + 1, admit.generated_count, history, grammar
             )
 
     def _plan(self) -> Planned:

@@ -32,7 +32,7 @@ _WHOLE = ("top_k", "seed", "max_tokens", "min_tokens")
 _REAL = (
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
-_KNOWN = (*_WHOLE, *_REAL, "ignore_eos", "stop", "priority", "timeout_s")
+_KNOWN = (*_WHOLE, *_REAL, "ignore_eos", "json_schema", "stop", "priority", "timeout_s")
 _LENGTH = struct.Struct("<I")
 _TensorMetadata = pb.ModelMetadataResponse.TensorMetadata
 _Input = pb.ModelInferRequest.InferInputTensor
@@ -145,6 +145,8 @@ def _value(name: str, parameter: pb.InferParameter) -> object:
 
 def _sampling(options: Mapping[str, object]) -> Sampling:
     sampling = Sampling(ignore_eos=bool(options.get("ignore_eos", False)))
+    if (schema := options.get("json_schema")) is not None:
+        sampling.json_schema = _text("json_schema", schema)
     for name in (*_WHOLE, *_REAL):
         if (given := options.get(name)) is not None:
             number = _number(name, given, whole=name in _WHOLE)

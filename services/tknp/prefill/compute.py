@@ -26,6 +26,7 @@ from tknp.layout.program import Op
 from tknp.layout.rank import Rank
 from tknp.metrics.instruments import Histogram
 from tknp.model.dense import Dense
+from tknp.sampling.grammar import Grammars
 from tknp.sampling.history import RowState
 from tknp.sampling.params import SamplingParams
 from tknp.sampling.sampler import RowLogprobs, Sampler
@@ -154,8 +155,12 @@ class PrefillRank:
 
 
 def first_row(
-    params: SamplingParams, vocab_size: int, prompt: Sequence[int], generated: int
+    params: SamplingParams,
+    vocab_size: int,
+    prompt: Sequence[int],
+    generated: int,
+    grammars: Grammars | None = None,
 ) -> RowState:
     """State before the token after `prompt`, whose last `generated` ids came from a replay."""
     at = len(prompt) - generated
-    return RowState.at(params, vocab_size, prompt[:at], prompt[at:])
+    return RowState.at(params, vocab_size, prompt[:at], prompt[at:], grammars)

@@ -30,6 +30,7 @@ from tknp.rpc.convert import key_to
 from tknp.rpc.ids import pack_ids
 from tknp.rpc.outbox import Outbox
 from tknp.rpc.status import error_from
+from tknp.sampling.grammar import Grammars
 from tknp.sampling.params import SamplingParams
 from tknp.v1.attention_owner_pb2 import TransferRequest, TransferResponse
 from tknp.v1.attention_owner_pb2_grpc import AttentionOwnerStub
@@ -90,7 +91,9 @@ class Replica:
         lease_s: float,
         metrics: PrefillMetrics,
         broken: Callable[[str], None],
+        grammars: Grammars,
     ) -> None:
+        self._grammars = grammars
         self._requests = requests
         self._vocab_size = vocab_size
         self._chunk_tokens = chunk_tokens
@@ -126,6 +129,8 @@ class Replica:
             raise
 
     async def _run(self, job: Job) -> Result:
+        if job.params.json_schema:  # read now, so that no chunk waits for it
+            await asyncio.to_thread(self._grammars.compile, job.params.json_schema)
         target = Target(job.epoch, self._writer, job.placements, job.owners)
         leaders = [
             AttentionOwnerStub(self._channel(address))
@@ -179,7 +184,9 @@ class Replica:
             last = start + len(ids) == len(job.prompt)
             row = None
             if last:
-                row = first_row(job.params, self._vocab_size, job.prompt, job.generated)
+                row = first_row(
+                    job.params, self._vocab_size, job.prompt, job.generated, self._grammars
+                )
             async with self._order:
                 answers = self._tell_siblings(
                     PrefillChunk(

@@ -18,12 +18,14 @@ from tknp.kv.size import page_bytes, pages_for
 from tknp.kv.storage import KvStorage
 from tknp.layout.prefill import replica_layout
 from tknp.layout.rank import Rank
+from tknp.model.tokenizer import load_tokenizer
 from tknp.pool import Pool
 from tknp.prefill.compute import Chunk, PrefillRank, first_row
 from tknp.prefill.metrics import PrefillMetrics
 from tknp.prefill.replica import Replica
 from tknp.prefill.requests import LocalRequests
 from tknp.rpc.lifecycle import Lifecycle
+from tknp.sampling.grammar import Grammars
 from tknp.sampling.params import SamplingParams
 from tknp.transfer.base import Sender
 from tknp.transfer.compatibility import build
@@ -55,6 +57,10 @@ class PrefillRuntime:
         self.tp = len(pool.config.prefill[replica_index].addresses)
         self.vocab_size = pool.checkpoint.config.vocab_size
         self.life = Lifecycle()
+        self.grammars = Grammars(
+            lambda: load_tokenizer(pool.checkpoint), self.vocab_size,
+            pool.checkpoint.config.eos_ids,
+        )  # fmt: skip
         self.requests: LocalRequests | None = None
         self.replica: Replica | None = None
         self.kv_transfer = ""
@@ -103,7 +109,7 @@ class PrefillRuntime:
                 chunk_tokens=config.prefill_chunk, compatibility=self.compatibility,
                 addresses=config.prefill[self._index].addresses,
                 one_sided=self._sender.kind == "nixl", lease_s=config.lease_s, broken=self.fail,
-                metrics=self.metrics,
+                metrics=self.metrics, grammars=self.grammars,
             )  # fmt: skip
         self.life.enter(Phase.PHASE_READY)
 
@@ -118,6 +124,7 @@ class PrefillRuntime:
         """
         self._closing = True
         self._loader.close(0)
+        self.grammars.close()
         if self.replica is not None:
             await self.replica.close()
         if self.requests is not None:

@@ -42,6 +42,7 @@ def sampling_to(params: SamplingParams) -> common_pb2.Sampling:
         min_tokens=params.min_tokens,
         ignore_eos=params.ignore_eos,
         stop_token_ids=params.stop_token_ids,
+        json_schema=params.json_schema,
     )
 
 
@@ -65,6 +66,7 @@ def sampling_from(message: common_pb2.Sampling, *, seed: int, max_tokens: int) -
         min_tokens=message.min_tokens,
         ignore_eos=message.ignore_eos,
         stop_token_ids=tuple(message.stop_token_ids),
+        json_schema=message.json_schema,
     )
 
 

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from tknp.errors import InvalidValue
 from tknp.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from tknp.sampling.grammar import Grammars, Matcher
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -113,17 +117,21 @@ class RowState:
 
     `position` is the absolute position of the token about to be drawn (len(prompt) for the first
     one); the draw is keyed by (params.seed, position). `generated` counts the output tokens so far.
-    `history` may be None where `params.needs_history` is false. Owned by the engine thread.
+    `history` may be None where `params.needs_history` is false, and `grammar` where there is no
+    `params.json_schema`. Owned by the engine thread.
     """
 
     params: SamplingParams
     position: int
     generated: int = 0
     history: History | None = None
+    grammar: Matcher | None = None
 
     def __post_init__(self) -> None:
         if self.params.needs_history and self.history is None:
             raise InvalidValue("history", None, "must be given when a penalty is on")
+        if self.params.json_schema and self.grammar is None:
+            raise InvalidValue("grammar", None, "must be given with json_schema")
 
     @classmethod
     def at(
@@ -132,14 +140,18 @@ class RowState:
         vocab_size: int,
         prompt: Sequence[int],
         output: Sequence[int] = (),
+        grammars: Grammars | None = None,
     ) -> RowState:
         """State before the token that follows `prompt` and `output`.
 
         `output` is empty at prefill, the first token at admission to decode, and all journalled
-        tokens at a replay.
+        tokens at a replay. `grammars` may be None without a schema.
         """
         history = History(vocab_size, prompt, output) if params.needs_history else None
-        return cls(params, len(prompt) + len(output), len(output), history)
+        grammar = None
+        if params.json_schema and grammars is not None:
+            grammar = grammars.matcher(params.json_schema, output)
+        return cls(params, len(prompt) + len(output), len(output), history, grammar)
 
     @property
     def below_min_tokens(self) -> bool:
@@ -156,3 +168,5 @@ class RowState:
         self.generated += 1
         if self.history is not None:
             self.history.append(token)
+        if self.grammar is not None:
+            self.grammar.advance(token)

@@ -18,6 +18,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_SEED = 2**64 - 1
+MAX_SCHEMA_BYTES = 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class SamplingParams:
     min_tokens           output tokens before which no token may end the request
     ignore_eos           end-of-sequence ids do not end the request
     stop_token_ids       further ids that end the request
+    json_schema          the output is JSON that this schema describes; empty is off
     """
 
     temperature: float = 0.0
@@ -54,6 +56,7 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    json_schema: str = ""
 
     @property
     def greedy(self) -> bool:
@@ -69,9 +72,14 @@ class SamplingParams:
         )
 
     @property
+    def needs_output(self) -> bool:
+        """What was generated so far decides which token may come next."""
+        return self.needs_history or bool(self.json_schema)
+
+    @property
     def shifts_logits(self) -> bool:
         """Logits change at every step. (min_tokens changes them at the first ones only.)"""
-        return self.needs_history or bool(self.logit_bias)
+        return self.needs_output or bool(self.logit_bias)
 
     @property
     def plain(self) -> bool:
@@ -103,7 +111,25 @@ def validate(params: SamplingParams, vocab_size: int) -> SamplingParams:
         raise InvalidValue("ignore_eos", p.ignore_eos, "must be true or false")
     _entries("stop_token_ids", len(p.stop_token_ids), MAX_STOP_TOKEN_IDS)
     _token_ids("stop_token_ids", p.stop_token_ids, vocab_size)
+    if p.json_schema:
+        _json_schema(p)
     return p
+
+
+def check_schema_size(schema: str) -> None:
+    """Raises InvalidValue for more than MAX_SCHEMA_BYTES."""
+    size = len(schema.encode())
+    if size > MAX_SCHEMA_BYTES:
+        raise InvalidValue("json_schema", f"{size} bytes", f"at most {MAX_SCHEMA_BYTES} are taken")
+
+
+def _json_schema(p: SamplingParams) -> None:
+    """Whether the schema itself can be enforced is for `tknp.sampling.grammar` to say."""
+    check_schema_size(p.json_schema)
+    if p.ignore_eos:
+        raise InvalidValue("ignore_eos", True, "must be false with json_schema, which ends")
+    if p.min_tokens:
+        raise InvalidValue("min_tokens", p.min_tokens, "must be 0 with json_schema, which ends")
 
 
 def _number(

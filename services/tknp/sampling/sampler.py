@@ -3,6 +3,7 @@
 Runs on TP rank 0, over the whole vocabulary, on the engine thread that owns the rows' states:
 
     logits -> repetition penalty -> frequency, presence -> logit bias -> min_tokens mask
+           -> schema mask
            -> greedy: first maximum
            -> else: temperature -> top-k -> top-p -> min-p -> draw keyed by (seed, position)
 
@@ -120,16 +121,21 @@ class Sampler:
         """Set the token or the error of each row in `chunk`."""
         altered = logits[chunk]
         for x, i in zip(altered, chunk, strict=True):
-            self._alter(x, rows[i])
+            try:
+                self._alter(x, rows[i])
+            except TknpError as error:
+                errors[i] = error
         maxima, peaks = first_maximum(altered)
         drawn: list[int] = []
         for at, i in enumerate(chunk):
             tokens[i] = maxima[at]
-            if not math.isfinite(peaks[at]):
+            if i in errors:
+                tokens[i] = FAILED
+            elif not math.isfinite(peaks[at]):
                 tokens[i] = FAILED
                 errors[i] = LogitsError(
-                    f"row {i} has no token left: every one is masked; lower min_tokens or "
-                    "shorten stop_token_ids"
+                    f"row {i} has no token left: every one is masked; lower min_tokens, shorten "
+                    "stop_token_ids or widen json_schema"
                 )
             elif not rows[i].params.greedy:
                 drawn.append(at)
@@ -149,6 +155,8 @@ class Sampler:
             x[list(ids)] += x.new_tensor(biases)
         if row.below_min_tokens and (ends := self._ends(row.params)):
             x[list(ends)] = -math.inf
+        if row.grammar is not None:
+            x[torch.from_numpy(row.grammar.forbidden()).to(x.device)] = -math.inf
 
     def _ends(self, params: SamplingParams) -> tuple[int, ...]:
         """Token ids that would end the request."""

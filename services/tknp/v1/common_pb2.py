@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tknp/v1/common.proto\x12\x07tknp.v1\"1\n\nRequestKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xd8\x03\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x34\n\nlogit_bias\x18\x08 \x03(\x0b\x32 .tknp.v1.Sampling.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\rH\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0b \x01(\rH\x04\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\r\n\x0b_max_tokens\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\x0c\"U\n\x08Logprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x02\x12*\n\x0c\x61lternatives\x18\x02 \x03(\x0b\x32\x14.tknp.v1.Alternative\x12\r\n\x05token\x18\x03 \x01(\x0c\"M\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12#\n\x08logprobs\x18\x02 \x01(\x0b\x32\x11.tknp.v1.Logprobs\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"\xb2\x01\n\tPlacement\x12\x0c\n\x04node\x18\x01 \x01(\r\x12\x0f\n\x07tp_rank\x18\x02 \x01(\r\x12\x13\n\x0blayer_start\x18\x03 \x01(\r\x12\x12\n\nlayer_stop\x18\x04 \x01(\r\x12\x12\n\nhead_start\x18\x05 \x01(\r\x12\x11\n\thead_stop\x18\x06 \x01(\r\x12\x13\n\x0btoken_start\x18\x07 \x01(\r\x12\x12\n\ntoken_stop\x18\x08 \x01(\r\x12\r\n\x05pages\x18\t \x03(\r\"Q\n\x05\x42lock\x12\x13\n\x0blayer_start\x18\x01 \x01(\r\x12\x12\n\nlayer_stop\x18\x02 \x01(\r\x12\x11\n\tembedding\x18\x03 \x01(\x08\x12\x0c\n\x04head\x18\x04 \x01(\x08\"\x95\x01\n\rCompatibility\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x10\n\x08kv_heads\x18\x06 \x01(\r\x12\x10\n\x08head_dim\x18\x07 \x01(\r\x12\x0e\n\x06layout\x18\x08 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"c\n\x08Progress\x12\x1d\n\x05phase\x18\x01 \x01(\x0e\x32\x0e.tknp.v1.Phase\x12\x14\n\x0cloaded_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x65rror\x18\x04 \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x8e\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_LOADING\x10\x01\x12\x11\n\rPHASE_JOINING\x10\x02\x12\x11\n\rPHASE_WARMING\x10\x03\x12\x0f\n\x0bPHASE_READY\x10\x04\x12\x12\n\x0ePHASE_DRAINING\x10\x05\x12\x10\n\x0cPHASE_FAILED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tknp/v1/common.proto\x12\x07tknp.v1\"1\n\nRequestKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xed\x03\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x34\n\nlogit_bias\x18\x08 \x03(\x0b\x32 .tknp.v1.Sampling.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\n \x01(\rH\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0b \x01(\rH\x04\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x13\n\x0bjson_schema\x18\x0f \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\r\n\x0b_max_tokens\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\x0c\"U\n\x08Logprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x02\x12*\n\x0c\x61lternatives\x18\x02 \x03(\x0b\x32\x14.tknp.v1.Alternative\x12\r\n\x05token\x18\x03 \x01(\x0c\"M\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12#\n\x08logprobs\x18\x02 \x01(\x0b\x32\x11.tknp.v1.Logprobs\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"\xb2\x01\n\tPlacement\x12\x0c\n\x04node\x18\x01 \x01(\r\x12\x0f\n\x07tp_rank\x18\x02 \x01(\r\x12\x13\n\x0blayer_start\x18\x03 \x01(\r\x12\x12\n\nlayer_stop\x18\x04 \x01(\r\x12\x12\n\nhead_start\x18\x05 \x01(\r\x12\x11\n\thead_stop\x18\x06 \x01(\r\x12\x13\n\x0btoken_start\x18\x07 \x01(\r\x12\x12\n\ntoken_stop\x18\x08 \x01(\r\x12\r\n\x05pages\x18\t \x03(\r\"Q\n\x05\x42lock\x12\x13\n\x0blayer_start\x18\x01 \x01(\r\x12\x12\n\nlayer_stop\x18\x02 \x01(\r\x12\x11\n\tembedding\x18\x03 \x01(\x08\x12\x0c\n\x04head\x18\x04 \x01(\x08\"\x95\x01\n\rCompatibility\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x10\n\x08kv_heads\x18\x06 \x01(\r\x12\x10\n\x08head_dim\x18\x07 \x01(\r\x12\x0e\n\x06layout\x18\x08 \x01(\t\"\x11\n\x0f\x44\x65scribeRequest\"c\n\x08Progress\x12\x1d\n\x05phase\x18\x01 \x01(\x0e\x32\x0e.tknp.v1.Phase\x12\x14\n\x0cloaded_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x65rror\x18\x04 \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x8e\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_LOADING\x10\x01\x12\x11\n\rPHASE_JOINING\x10\x02\x12\x11\n\rPHASE_WARMING\x10\x03\x12\x0f\n\x0bPHASE_READY\x10\x04\x12\x12\n\x0ePHASE_DRAINING\x10\x05\x12\x10\n\x0cPHASE_FAILED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,30 +33,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1326
-  _globals['_FINISHREASON']._serialized_end=1421
-  _globals['_PHASE']._serialized_start=1424
-  _globals['_PHASE']._serialized_end=1566
+  _globals['_FINISHREASON']._serialized_start=1347
+  _globals['_FINISHREASON']._serialized_end=1442
+  _globals['_PHASE']._serialized_start=1445
+  _globals['_PHASE']._serialized_end=1587
   _globals['_REQUESTKEY']._serialized_start=33
   _globals['_REQUESTKEY']._serialized_end=82
   _globals['_SAMPLING']._serialized_start=85
-  _globals['_SAMPLING']._serialized_end=557
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=439
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=487
-  _globals['_ALTERNATIVE']._serialized_start=559
-  _globals['_ALTERNATIVE']._serialized_end=622
-  _globals['_LOGPROBS']._serialized_start=624
-  _globals['_LOGPROBS']._serialized_end=709
-  _globals['_TOKEN']._serialized_start=711
-  _globals['_TOKEN']._serialized_end=788
-  _globals['_PLACEMENT']._serialized_start=791
-  _globals['_PLACEMENT']._serialized_end=969
-  _globals['_BLOCK']._serialized_start=971
-  _globals['_BLOCK']._serialized_end=1052
-  _globals['_COMPATIBILITY']._serialized_start=1055
-  _globals['_COMPATIBILITY']._serialized_end=1204
-  _globals['_DESCRIBEREQUEST']._serialized_start=1206
-  _globals['_DESCRIBEREQUEST']._serialized_end=1223
-  _globals['_PROGRESS']._serialized_start=1225
-  _globals['_PROGRESS']._serialized_end=1324
+  _globals['_SAMPLING']._serialized_end=578
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=460
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=508
+  _globals['_ALTERNATIVE']._serialized_start=580
+  _globals['_ALTERNATIVE']._serialized_end=643
+  _globals['_LOGPROBS']._serialized_start=645
+  _globals['_LOGPROBS']._serialized_end=730
+  _globals['_TOKEN']._serialized_start=732
+  _globals['_TOKEN']._serialized_end=809
+  _globals['_PLACEMENT']._serialized_start=812
+  _globals['_PLACEMENT']._serialized_end=990
+  _globals['_BLOCK']._serialized_start=992
+  _globals['_BLOCK']._serialized_end=1073
+  _globals['_COMPATIBILITY']._serialized_start=1076
+  _globals['_COMPATIBILITY']._serialized_end=1225
+  _globals['_DESCRIBEREQUEST']._serialized_start=1227
+  _globals['_DESCRIBEREQUEST']._serialized_end=1244
+  _globals['_PROGRESS']._serialized_start=1246
+  _globals['_PROGRESS']._serialized_end=1345
 # @@protoc_insertion_point(module_scope)

@@ -26,15 +26,19 @@ from tknp.v1 import common_pb2 as tknp_dot_v1_dot_common__pb2
 from tknp.v1 import step_pb2 as tknp_dot_v1_dot_step__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tknp/v1/decode_root.proto\x12\x07tknp.v1\x1a\x14tknp/v1/common.proto\x1a\x12tknp/v1/step.proto\"\xe0\x01\n\x0fRootDescription\x12-\n\rcompatibility\x18\x01 \x01(\x0b\x32\x16.tknp.v1.Compatibility\x12#\n\x08progress\x18\x02 \x01(\x0b\x32\x11.tknp.v1.Progress\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0c\n\x04node\x18\x04 \x01(\r\x12\x0f\n\x07tp_rank\x18\x05 \x01(\r\x12\x0f\n\x07samples\x18\n \x01(\x08\x12\x14\n\x0cweight_bytes\x18\x0b \x01(\x04\x12\x1e\n\x06\x62locks\x18\x0c \x03(\x0b\x32\x0e.tknp.v1.BlockJ\x04\x08\x06\x10\n2{\n\nDecodeRoot\x12>\n\x08\x44\x65scribe\x12\x18.tknp.v1.DescribeRequest\x1a\x18.tknp.v1.RootDescription\x12-\n\x03Run\x12\r.tknp.v1.Step\x1a\x13.tknp.v1.StepResult(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tknp/v1/decode_root.proto\x12\x07tknp.v1\x1a\x14tknp/v1/common.proto\x1a\x12tknp/v1/step.proto\"%\n\x0ePrepareRequest\x12\x13\n\x0bjson_schema\x18\x01 \x01(\t\"\x11\n\x0fPrepareResponse\"\xe0\x01\n\x0fRootDescription\x12-\n\rcompatibility\x18\x01 \x01(\x0b\x32\x16.tknp.v1.Compatibility\x12#\n\x08progress\x18\x02 \x01(\x0b\x32\x11.tknp.v1.Progress\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0c\n\x04node\x18\x04 \x01(\r\x12\x0f\n\x07tp_rank\x18\x05 \x01(\r\x12\x0f\n\x07samples\x18\n \x01(\x08\x12\x14\n\x0cweight_bytes\x18\x0b \x01(\x04\x12\x1e\n\x06\x62locks\x18\x0c \x03(\x0b\x32\x0e.tknp.v1.BlockJ\x04\x08\x06\x10\n2\xb9\x01\n\nDecodeRoot\x12>\n\x08\x44\x65scribe\x12\x18.tknp.v1.DescribeRequest\x1a\x18.tknp.v1.RootDescription\x12-\n\x03Run\x12\r.tknp.v1.Step\x1a\x13.tknp.v1.StepResult(\x01\x30\x01\x12<\n\x07Prepare\x12\x17.tknp.v1.PrepareRequest\x1a\x18.tknp.v1.PrepareResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tknp.v1.decode_root_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROOTDESCRIPTION']._serialized_start=81
-  _globals['_ROOTDESCRIPTION']._serialized_end=305
-  _globals['_DECODEROOT']._serialized_start=307
-  _globals['_DECODEROOT']._serialized_end=430
+  _globals['_PREPAREREQUEST']._serialized_start=80
+  _globals['_PREPAREREQUEST']._serialized_end=117
+  _globals['_PREPARERESPONSE']._serialized_start=119
+  _globals['_PREPARERESPONSE']._serialized_end=136
+  _globals['_ROOTDESCRIPTION']._serialized_start=139
+  _globals['_ROOTDESCRIPTION']._serialized_end=363
+  _globals['_DECODEROOT']._serialized_start=366
+  _globals['_DECODEROOT']._serialized_end=551
 # @@protoc_insertion_point(module_scope)

@@ -47,6 +47,11 @@ class DecodeRootStub:
                 request_serializer=tknp_dot_v1_dot_step__pb2.Step.SerializeToString,
                 response_deserializer=tknp_dot_v1_dot_step__pb2.StepResult.FromString,
                 _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/tknp.v1.DecodeRoot/Prepare',
+                request_serializer=tknp_dot_v1_dot_decode__root__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=tknp_dot_v1_dot_decode__root__pb2.PrepareResponse.FromString,
+                _registered_method=True)
 
 
 class DecodeRootServicer:
@@ -67,6 +72,13 @@ class DecodeRootServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prepare(self, request, context):
+        """To the rank that samples: read what a request about to be admitted needs, so that no step does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeRootServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +91,11 @@ def add_DecodeRootServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=tknp_dot_v1_dot_step__pb2.Step.FromString,
                     response_serializer=tknp_dot_v1_dot_step__pb2.StepResult.SerializeToString,
+            ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=tknp_dot_v1_dot_decode__root__pb2.PrepareRequest.FromString,
+                    response_serializer=tknp_dot_v1_dot_decode__root__pb2.PrepareResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -136,6 +153,33 @@ class DecodeRoot:
             '/tknp.v1.DecodeRoot/Run',
             tknp_dot_v1_dot_step__pb2.Step.SerializeToString,
             tknp_dot_v1_dot_step__pb2.StepResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tknp.v1.DecodeRoot/Prepare',
+            tknp_dot_v1_dot_decode__root__pb2.PrepareRequest.SerializeToString,
+            tknp_dot_v1_dot_decode__root__pb2.PrepareResponse.FromString,
             options,
             channel_credentials,
             insecure,

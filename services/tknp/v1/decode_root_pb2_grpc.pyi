@@ -40,6 +40,8 @@ class DecodeRootStub:
     """Steps in, results out, in order. From the coordinator to TP rank 0 of a node, and from there
     to the other ranks of the node.
     """
+    Prepare: _grpc.UnaryUnaryMultiCallable[_decode_root_pb2.PrepareRequest, _decode_root_pb2.PrepareResponse]
+    """To the rank that samples: read what a request about to be admitted needs, so that no step does."""
 
 @_typing.type_check_only
 class DecodeRootAsyncStub(DecodeRootStub):
@@ -51,6 +53,8 @@ class DecodeRootAsyncStub(DecodeRootStub):
     """Steps in, results out, in order. From the coordinator to TP rank 0 of a node, and from there
     to the other ranks of the node.
     """
+    Prepare: _aio.UnaryUnaryMultiCallable[_decode_root_pb2.PrepareRequest, _decode_root_pb2.PrepareResponse]  # type: ignore[assignment]
+    """To the rank that samples: read what a request about to be admitted needs, so that no step does."""
 
 class DecodeRootServicer(metaclass=_abc_1.ABCMeta):
     """Runs the dense operations of its layer block for the whole batch."""
@@ -71,5 +75,13 @@ class DecodeRootServicer(metaclass=_abc_1.ABCMeta):
         """Steps in, results out, in order. From the coordinator to TP rank 0 of a node, and from there
         to the other ranks of the node.
         """
+
+    @_abc_1.abstractmethod
+    def Prepare(
+        self,
+        request: _decode_root_pb2.PrepareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_decode_root_pb2.PrepareResponse, _abc.Awaitable[_decode_root_pb2.PrepareResponse]]:
+        """To the rank that samples: read what a request about to be admitted needs, so that no step does."""
 
 def add_DecodeRootServicer_to_server(servicer: DecodeRootServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

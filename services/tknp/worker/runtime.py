@@ -28,8 +28,10 @@ from tknp.kv.pages import PagePool
 from tknp.kv.storage import KvStorage
 from tknp.layout.rank import Rank
 from tknp.model.dense import BlocksDense, Dense
+from tknp.model.tokenizer import load_tokenizer
 from tknp.pool import Pool
 from tknp.rpc.lifecycle import Lifecycle
+from tknp.sampling.grammar import Grammars
 from tknp.transfer.factory import make_receiver
 from tknp.transfer.receiver import Receiver
 from tknp.transfer.windows import WriteWindows
@@ -64,6 +66,10 @@ class DecodeRuntime:
         self.receiver: Receiver | None = None
         self.windows = WriteWindows()
         self.device = torch.device("cpu" if pool.config.device == "cpu" else f"cuda:{rank.t}")
+        model = pool.checkpoint.config
+        self.grammars = Grammars(
+            lambda: load_tokenizer(pool.checkpoint), model.vocab_size, model.eos_ids
+        )
         self._connect = connect
         self._clock = clock
         self._transport: Transport | None = None
@@ -128,6 +134,7 @@ class DecodeRuntime:
     def close(self) -> None:
         """Let go of peers and stop the engine thread; one that hangs is left behind."""
         self._closing = True
+        self.grammars.close()
         if self._transport is not None:
             self._transport.abort("shutting down")
             self._transport.close()
@@ -195,7 +202,7 @@ class DecodeRuntime:
             pool.layout, self.rank, self._transport,
             dense=self._dense, attention=attention, storage=self.storage,
             epoch=pool.config.epoch, max_batch=pool.config.max_batch, device=self.device,
-            recorder=self.recorder,
+            recorder=self.recorder, grammars=self.grammars,
         )  # fmt: skip
         self._lanes = Lanes(self._engine, self.device)
 

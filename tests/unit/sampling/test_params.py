@@ -6,6 +6,7 @@ import pytest
 from tknp.errors import InvalidValue
 from tknp.sampling.params import (
     MAX_LOGIT_BIAS_ENTRIES,
+    MAX_SCHEMA_BYTES,
     MAX_SEED,
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
@@ -94,6 +95,11 @@ LISTS = [
         "logit_bias",
         ((1, 0.0),) * (MAX_LOGIT_BIAS_ENTRIES + 1),
         "len(logit_bias)=1025: must have at most 1024 entries",
+    ),
+    (
+        "json_schema",
+        " " * (MAX_SCHEMA_BYTES + 1),
+        "json_schema='32769 bytes': at most 32768 are taken",
     ),
 ]
 

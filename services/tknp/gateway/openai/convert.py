@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tknp.errors import InvalidValue
+from tknp.gateway.openai.formats import schema_of
 from tknp.gateway.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -27,6 +28,7 @@ def sampling_of(request: SamplingFields) -> Sampling:
         ignore_eos=request.ignore_eos,
         min_tokens=request.min_tokens,
         stop_token_ids=request.stop_token_ids or (),
+        json_schema=schema_of(request.response_format),
     )
     for name in _COPIED:
         if (value := getattr(request, name)) is not None:

@@ -20,6 +20,7 @@ _HTTP: dict[str, tuple[int, str]] = {
     "CANCELLED": (499, "cancelled_error"),
     "UNAVAILABLE": (503, "service_unavailable_error"),
 }
+_PARAMS = {"json_schema": "response_format"}  # what clients call a field of the pool
 _CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
@@ -56,6 +57,7 @@ def reply_of(error: TknpError) -> ErrorReply:
     message = error.message if isinstance(error, RequestFailed) else str(error)
     status, kind = _HTTP.get(error.status, (500, "server_error"))
     param = error.field if isinstance(error, InvalidValue) else _field(message, status)
+    param = _PARAMS.get(param or "", param)
     return ErrorReply(status, message, kind, param, _CODES.get(status))
 
 

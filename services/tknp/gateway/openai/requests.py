@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
+from tknp.gateway.openai.formats import ResponseFormat
 from tknp.sampling.params import MAX_LOGPROBS, MAX_SEED
 
 MAX_CHOICES = 16
@@ -43,6 +44,7 @@ class SamplingFields(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: StrictBool | None = None
