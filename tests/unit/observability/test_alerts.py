@@ -78,3 +78,38 @@ def test_targets_are_bounds_of_buckets(rules: dict[str, Any]) -> None:
     for name, bound in bounds:
         assert float(bound) in buckets[name]
         assert bound == str(float(bound))  # as prometheus_client writes it
+
+
+def test_autoscalers_ask_for_what_is_recorded(rules: dict[str, Any]) -> None:
+    """By the names that docs/autoscaling.md lets an adapter give, and by labels that are there."""
+    from tknp_operator.api.service import parse
+    from tknp_operator.build.gateway import autoscalers
+
+    scaling = {"minReplicas": 1, "maxReplicas": 4}
+    service = parse(
+        {
+            "apiVersion": "tknp.io/v1alpha1",
+            "kind": "TokenParallelService",
+            "metadata": {"name": "p", "namespace": "ai", "uid": "u", "generation": 1},
+            "spec": {
+                "image": "tknp",
+                "model": {"name": "m", "source": {"builtin": "smollm2"}},
+                "decode": {"nodes": 2, "device": "cpu"},
+                "prefill": {"maxReplicas": 4, "autoscaling": scaling},
+                "gateway": {"autoscaling": scaling},
+            },
+        }
+    )
+    page = (ROOT / "docs" / "autoscaling.md").read_text()
+    adapter = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["rules"]["external"][0]
+    names = {rule.get("record", "") for group in rules["groups"] for rule in group["rules"]}
+    pattern, given = adapter["name"]["matches"], adapter["name"]["as"].replace("$1", r"\1")
+    served = {re.sub(pattern, given, name) for name in names if re.match(pattern, name)}
+    asked = {}
+    for autoscaler in autoscalers(service):
+        for metric in autoscaler["spec"]["metrics"]:
+            asked[metric["external"]["metric"]["name"]] = metric["external"]
+    assert asked.keys() == served
+    for external in asked.values():
+        assert external["metric"]["selector"]["matchLabels"] == {"namespace": "ai", "pool": "p"}
+        assert external["target"]["type"] == "AverageValue"
