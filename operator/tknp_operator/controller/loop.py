@@ -1,0 +1,201 @@
+"""See the package."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from tknp.errors import InvalidValue, TknpError
+from tknp_operator.api.service import Service, parse
+from tknp_operator.api.status import condition
+from tknp_operator.build.names import POOL
+from tknp_operator.cluster.client import Api
+from tknp_operator.cluster.execute import execute
+from tknp_operator.cluster.kinds import NODE, OWNED, POD, SERVICE
+from tknp_operator.cluster.mirror import Mirror
+from tknp_operator.controller.metrics import Metrics
+from tknp_operator.placement.hosts import GPU
+from tknp_operator.plan import Observed, of_service, plan
+from tknp_operator.plan.steps import SetStatus
+
+log = logging.getLogger(__name__)
+Key = tuple[str, str]
+RESYNC_S, SETTLE_S, LONGEST_RETRY_S, SYNC_S = 60.0, 0.2, 60.0, 60.0
+
+
+class Controller:
+    """`namespace`: the only one that is looked at; None: all."""
+
+    def __init__(self, api: Api, namespace: str | None, metrics: Metrics) -> None:
+        self._api, self._metrics = api, metrics
+        self._due: dict[Key, float] = {}
+        self._failures: dict[Key, tuple[int, str]] = {}
+        self._wake = threading.Condition()
+        self._mirrors = {
+            kind.name: Mirror(
+                api, kind, namespace if kind.namespaced else None, POOL if kind.ours else "",
+                self._changed,
+            )
+            for kind in (SERVICE, NODE, *OWNED)
+        }  # fmt: skip
+
+    @property
+    def synced(self) -> bool:
+        """Whether every kind has been listed once."""
+        return all(mirror.synced.is_set() for mirror in self._mirrors.values())
+
+    def start(self) -> None:
+        """Begin to follow the cluster, without acting."""
+        for mirror in self._mirrors.values():
+            mirror.start()
+
+    def run(self, stop: threading.Event) -> None:
+        """Act until `stop`."""
+        for mirror in self._mirrors.values():
+            while not mirror.synced.wait(1.0):
+                if stop.is_set():
+                    return
+        self._metrics.leading.set(1)
+        self._all_due()
+        while not stop.is_set():
+            key = self._next()
+            if key is not None:
+                self._round(key)
+        self._metrics.leading.set(0)
+
+    def _next(self) -> Key | None:
+        """A service whose time has come; waits for at most a second."""
+        with self._wake:
+            now = time.monotonic()
+            if self._due:
+                key = min(self._due, key=lambda k: self._due[k])
+                if self._due[key] <= now:
+                    del self._due[key]
+                    return key
+                self._wake.wait(min(self._due[key] - now, 1.0))
+            else:
+                self._wake.wait(1.0)
+        return None
+
+    def _mark(self, key: Key, after_s: float = 0.0) -> None:
+        with self._wake:
+            at = time.monotonic() + after_s
+            self._due[key] = min(at, self._due.get(key, at))
+            self._wake.notify()
+
+    def _all_due(self) -> None:
+        for obj in self._mirrors[SERVICE.name].snapshot():
+            self._mark((obj["metadata"]["namespace"], obj["metadata"]["name"]))
+
+    def _changed(self, obj: Mapping[str, Any]) -> None:
+        meta = obj["metadata"]
+        pool = (meta.get("labels") or {}).get(POOL)
+        if obj["kind"] == SERVICE.name:
+            self._mark((meta["namespace"], meta["name"]))
+        elif pool:
+            self._mark((meta["namespace"], pool), SETTLE_S)
+        elif obj["kind"] == NODE.name or (obj["kind"] == POD.name and _gpus(obj)):
+            self._all_due()
+
+    def _round(self, key: Key) -> None:
+        obj = self._mirrors[SERVICE.name].get(*key)
+        if obj is None:
+            self._failures.pop(key, None)
+            for gauge in (self._metrics.epoch, self._metrics.ready):
+                gauge.remove(*key)
+            return
+        began, again_s, result = time.monotonic(), RESYNC_S, "done"
+        try:
+            again_s = min(self._reconcile(obj, datetime.now(UTC)) or RESYNC_S, RESYNC_S)
+            self._failures.pop(key, None)
+        except TknpError as error:
+            tries = self._failures.get(key, (0, ""))[0] + 1
+            self._failures[key] = tries, str(error)
+            again_s, result = min(2.0 ** (tries - 1), LONGEST_RETRY_S), "failed"
+            log.warning("%s/%s: try %d failed: %s", *key, tries, error)
+            self._tell(obj, error)
+        self._metrics.rounds.labels(result).inc()
+        self._metrics.seconds.observe(time.monotonic() - began)
+        self._mark(key, again_s)
+
+    def _reconcile(self, obj: Mapping[str, Any], now: datetime) -> float | None:
+        service = parse(obj)
+        made = plan(service, self._observed(service), now)
+        for step in made.steps:
+            execute(self._api, service, step, now)
+            self._metrics.steps.labels(type(step).__name__.lower()).inc()
+            if isinstance(step, SetStatus):
+                service = replace(service, prior=step.status)
+        key = service.namespace, service.name
+        self._metrics.epoch.labels(*key).set(int(service.prior.get("epoch") or 0))
+        ready = any(c["type"] == "Ready" and c["status"] == "True"
+                    for c in service.prior.get("conditions") or ())  # fmt: skip
+        self._metrics.ready.labels(*key).set(ready)
+        return made.again_s
+
+    def _observed(self, service: Service) -> Observed:
+        objects = {
+            kind.name: [
+                obj for obj in self._mirrors[kind.name].snapshot()
+                if obj["metadata"].get("namespace") == service.namespace
+            ]
+            for kind in OWNED
+        }  # fmt: skip
+        nodes = self._mirrors[NODE.name].snapshot()
+        pods = self._mirrors[POD.name].snapshot()
+        return Observed(of_service(service, objects), nodes, used_gpus(pods, service))
+
+    def _tell(self, obj: Mapping[str, Any], error: TknpError) -> None:
+        """Put into the status why a round failed; nothing more can be done where that fails too."""
+        meta, status = obj["metadata"], dict(obj.get("status") or {})
+        prior = status.get("conditions") or []
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        invalid = isinstance(error, InvalidValue)
+        kind, reason = ("Ready", "Invalid") if invalid else ("Degraded", "Retrying")
+        told = condition(prior, kind, not invalid, reason, str(error),  # type: ignore[arg-type]
+                         meta.get("generation", 1), stamp)  # fmt: skip
+        status["conditions"] = [*(c for c in prior if c["type"] != kind), told]
+        if status["conditions"] == prior:
+            return
+        try:
+            self._api.merge(SERVICE, meta["namespace"], meta["name"], {"status": status}, "status")
+        except TknpError as worse:
+            log.warning("the status of %s can't be written: %s", meta["name"], worse)
+
+
+def used_gpus(pods: Sequence[Mapping[str, Any]], service: Service) -> dict[str, int]:
+    """GPUs on each node that pods of others have, or are pinned to a node to get."""
+    used: dict[str, int] = {}
+    for pod in pods:
+        meta = pod["metadata"]
+        ours = (meta["namespace"] == service.namespace
+                and (meta.get("labels") or {}).get(POOL) == service.name)  # fmt: skip
+        phase = (pod.get("status") or {}).get("phase")
+        host = pod["spec"].get("nodeName") or _pinned(pod)
+        if host and not ours and phase not in ("Succeeded", "Failed"):
+            used[host] = used.get(host, 0) + _gpus(pod)
+    return used
+
+
+def _gpus(pod: Mapping[str, Any]) -> int:
+    total = 0
+    for container in pod["spec"].get("containers") or ():
+        limits = (container.get("resources") or {}).get("limits") or {}
+        total += int(limits.get(GPU, 0))
+    return total
+
+
+def _pinned(pod: Mapping[str, Any]) -> str:
+    """The one node that a pod of ours may go to."""
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    for term in required.get("nodeSelectorTerms") or ():
+        for field in term.get("matchFields") or ():
+            if field["key"] == "metadata.name" and len(field["values"]) == 1:
+                return str(field["values"][0])
+    return ""
