@@ -111,10 +111,19 @@ def announce(console: Console, pool: RunningPool, gateway: str | None) -> None:
         f"tknp chat {server}",
         f'tknp generate {server} "Why is the sky blue?"',
         f"tknp status {server}",
+        f"tknp top {server} --metrics {pool.pool.metrics_address}{_shown(pool)}",
     ):
         console.print(Text(f"  {line}", style="cyan"), soft_wrap=True)
     console.print()
     console.print("  [dim]Ctrl-C stops the pool.[/]")
+
+
+def _shown(pool: RunningPool) -> str:
+    """Flags that show this pool's certificate where metrics ask for one."""
+    if pool.pool.tls_files is None:
+        return ""
+    cert, key = map(shlex.quote, pool.pool.tls_files[:2])
+    return f" --metrics-cert {cert} --metrics-key {key}"
 
 
 async def _up(

@@ -23,6 +23,11 @@ Labels: `node` and `rank` (TP rank) as in the pool file, `replica` a prefill rep
 |---|---|---|---|---|
 """
 _TAIL = """
+Dashboards are in `charts/tknp/dashboards`, alerts and recording rules in `charts/tknp/alerts`, what
+to do about an alert in [runbooks](runbooks), what pools are scaled by in
+[autoscaling.md](autoscaling.md). They name a pool by the labels `namespace` and `pool`, which the
+chart's pod monitor sets. `tknp top` shows a pool live, from the coordinator's status and metrics.
+
 ## Questions
 
 | question | expression |

@@ -23,12 +23,7 @@ VARIABLES = {
     "$__rate_interval": "5m", "$__range": "1h", "$namespace": "ai", "$pool": "p", "$node": ".*",
 }  # fmt: skip
 Labels = dict[str, set[str]]
-OPERATOR = {
-    "tknp_operator_leader": (),
-    "tknp_operator_pools": ("state",),
-    "tknp_operator_reconciles_total": ("outcome",),
-    "tknp_operator_reconcile_seconds_bucket": ("le",),
-}
+OPERATOR_LABELS = {"namespace", "pool", "result", "verb"}
 
 
 def labels_of(metric: Metric) -> Labels:
@@ -50,11 +45,15 @@ def recorded() -> Labels:
 @pytest.fixture(scope="session")
 def known() -> Labels:
     """Every series that TKNP's processes and rules give, with its labels."""
+    from tknp_operator.controller.metrics import Metrics
+
     found: Labels = recorded()
     for metric in TABLE:
         found |= labels_of(metric)
-    for name, labels in OPERATOR.items():
-        found[name] = set(labels) | TARGET_LABELS
+    for family in Metrics().registry.collect():
+        ending = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+        for end in ending.get(family.type, ("",)):
+            found[family.name + end] = OPERATOR_LABELS | TARGET_LABELS | {"le"}
     return found
 
 

@@ -113,12 +113,12 @@ def _operator() -> list[object]:
         number("Operator", "none", "Whether a replica leads.", "max(tknp_operator_leader)",
                words={"0": ("nobody leads", "red"), "1": ("leads", "green")}, width=4, height=6),
         number("Pools not ready", "short", "TokenParallelServices in all namespaces.",
-               'sum(tknp_operator_pools{state="not_ready"})', width=4, height=6,
+               "sum(1 - tknp_operator_pool_ready)", width=4, height=6,
                steps=ANY_IS_BAD),
-        lines("Reconciliations", "ops", "By outcome; failed ones are tried again with longer and "
+        lines("Reconciliations", "ops", "By result; failed ones are tried again with longer and "
               "longer pauses.",
-              ("sum by (outcome) (rate(tknp_operator_reconciles_total[$__rate_interval]))",
-               "{{outcome}}"), height=6),
+              ("sum by (result) (rate(tknp_operator_reconciles_total[$__rate_interval]))",
+               "{{result}}"), height=6),
         lines("One reconciliation", "s", "From looking at the cluster to the last step applied.",
               ("histogram_quantile(0.5, sum by (le) "
                "(rate(tknp_operator_reconcile_seconds_bucket[$__rate_interval])))", "p50"),
