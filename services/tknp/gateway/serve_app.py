@@ -32,7 +32,7 @@ from tknp.gateway.grpc_face import InferenceFace
 from tknp.gateway.http import create_app
 from tknp.gateway.kserve import OpenInferenceFace
 from tknp.gateway.logs import start_logging
-from tknp.gateway.rich_errors import DETAILS_KEY, details_of, message_of
+from tknp.gateway.rich_errors import message_of, trailers_of
 from tknp.gateway.settings import GatewaySettings, settings_from_text
 from tknp.metrics.instruments import reason_of
 from tknp.v1 import inference_pb2 as pb
@@ -206,8 +206,8 @@ class Replica:
             error = TknpError(f"{method} failed; the gateway's log has it")
         context.set_code(grpc.StatusCode[error.status])
         context.set_details(message_of(error))
-        trailer: Any = (DETAILS_KEY, details_of(error))  # binary, as the key's ending says
-        context.set_trailing_metadata([trailer])
+        trailers: Any = trailers_of(error)  # binary, as the key's ending says
+        context.set_trailing_metadata(trailers)
 
     def _count(self, method: str, status: str) -> None:
         self._gateway.metrics.answered(method, status)

@@ -20,10 +20,12 @@ from grpc import aio
 from tknp.errors import (
     CapacityError,
     DeadlineExceeded,
+    InvalidValue,
     ProtocolError,
     TknpError,
     Unavailable,
 )
+from tknp.rpc.details import KEY, details_of
 from tknp.rpc.limits import request_bytes
 
 log = logging.getLogger(__name__)
@@ -126,7 +128,10 @@ async def _abort(
     if isinstance(error, aio.AioRpcError):  # of a call that the handler made
         error = error_from(error, "a peer")
     if isinstance(error, TknpError):
-        await context.abort(code_of(error), str(error))
+        field = error.field if isinstance(error, InvalidValue) else None
+        value = details_of(error.status, str(error), field)
+        trailers = () if value is None else ((KEY, value),)
+        await context.abort(code_of(error), str(error), trailers)
     if isinstance(error, aio.AbortError | asyncio.CancelledError):
         raise error
     log.error("%s%s failed", method, _named(request), exc_info=error)

@@ -174,8 +174,8 @@ async def _run(client: Client, sampling: Sampling, generated: list[int] | bytes)
 async def test_what_cannot_be_kept_is_refused(
     client: openai.AsyncOpenAI, wanted: dict[str, Any], status: int, param: str | None, message: str
 ) -> None:
+    asked: dict[str, Any] = {**CHAT, "response_format": wanted}
     with pytest.raises(openai.APIStatusError) as raised:
-        asked: dict[str, Any] = {**CHAT, "response_format": wanted}
         await client.chat.completions.create(**asked)
     assert raised.value.status_code == status
     if param is not None:

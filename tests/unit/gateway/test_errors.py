@@ -11,7 +11,7 @@ from tknp.errors import CapacityError, DeadlineExceeded, InvalidValue, TknpError
 from tknp.gateway.keys import Unauthenticated
 from tknp.gateway.openai.errors import reply_of
 from tknp.gateway.pools import UnknownModel
-from tknp.gateway.rich_errors import details_of
+from tknp.gateway.rich_errors import trailers_of
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,8 @@ def test_every_status_has_one_of_http(error: TknpError, status: int, param: str 
     reply = reply_of(error)
     assert (reply.status, reply.param) == (status, param)
     assert ("Retry-After" in reply.headers) == (status in (429, 503))
-    rich = Status.FromString(details_of(error))
+    ((_, value),) = trailers_of(error)
+    rich = Status.FromString(value)
     assert rich.message == reply.message
     kinds = {detail.TypeName() for detail in rich.details}
     assert ("google.rpc.BadRequest" in kinds) == (param is not None)

@@ -7,8 +7,8 @@ from typing import Any
 
 from tknp.client import RequestFailed
 from tknp.errors import InvalidValue, TknpError
+from tknp.rpc.details import RETRY_AFTER_S
 
-RETRY_AFTER_S = 1
 # gRPC status name -> HTTP status and OpenAI's type of error.
 _HTTP: dict[str, tuple[int, str]] = {
     "INVALID_ARGUMENT": (400, "invalid_request_error"),

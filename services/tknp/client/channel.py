@@ -10,29 +10,29 @@ Leaving an iterator early, or cancelling the task around it, cancels the call on
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self, TypeVar
 
 import grpc
 import grpc.aio
 
+from tknp.client.messages import RequestFailed, received_ids
 from tknp.config import check_address
 from tknp.errors import InvalidValue, ProtocolError, TknpError, Unavailable
 from tknp.exposure import is_loopback
 from tknp.rpc.bearer import open_channel
-from tknp.rpc.ids import pack_ids, unpack_ids
+from tknp.rpc.ids import pack_ids
 from tknp.rpc.limits import RESPONSE_BYTES
 from tknp.rpc.pem import read_ca
-from tknp.v1.common_pb2 import Logprobs, Sampling
 from tknp.v1.coordinator_pb2 import GetStatusRequest, Status
 from tknp.v1.coordinator_pb2_grpc import CoordinatorStub
 from tknp.v1.inference_pb2 import (
     Chat,
     ChatMessage,
     DetokenizeRequest,
-    Finish,
     GenerateRequest,
     GenerateResponse,
     GetModelRequest,
@@ -44,6 +44,7 @@ from tknp.v1.inference_pb2_grpc import InferenceStub
 DEFAULT_TARGET = "127.0.0.1:50051"
 CALL_TIMEOUT_S = 10.0
 GENERATE_TIMEOUT_S = 3600.0
+_RETRY_S = 0.1
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", RESPONSE_BYTES),
     ("grpc.enable_http_proxy", 0),  # a proxy meant for the web must not swallow loopback calls
@@ -54,110 +55,29 @@ _CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-
-Prompt = str | Sequence[int] | Sequence[ChatMessage]
-T = TypeVar("T")
-
-
-class RequestFailed(TknpError):
-    """The server ended a call with an error: `code` is the gRPC status name."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
-        self.status = code
-
-
-def received_ids(data: bytes) -> list[int]:
-    """Token ids that a server sent; raises ProtocolError where they are malformed."""
-    try:
-        return unpack_ids("token_ids", data)
-    except InvalidValue as error:
-        raise ProtocolError(f"the server sent {error}") from error
-
-
-def request_for(
-    prompt: Prompt, sampling: Sampling | None = None, request_id: str = ""
-) -> GenerateRequest:
-    """Text is sent as it is, messages through the checkpoint's chat template, ids unchanged."""
-    request = GenerateRequest(request_id=request_id, sampling=sampling)
-    if isinstance(prompt, str):
-        request.text = prompt
-        return request
-    messages = [item for item in prompt if isinstance(item, ChatMessage)]
-    if messages:
-        request.chat.CopyFrom(Chat(messages=messages))
-    else:
-        ids = [item for item in prompt if not isinstance(item, ChatMessage)]
-        request.token_ids = pack_ids(ids)
-    return request
-
-
-@dataclass
-class Completion:
-    """What a stream has brought so far. Times are the caller's clock, in seconds.
-
-    TTFT ends with the first message that carries a token. Gaps between messages are divided by
-    the tokens of the later message, so a message of several tokens does not inflate ITL.
-    """
-
-    started_s: float
-    request_id: str = ""
-    prompt_tokens: int = 0
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Logprobs] = field(default_factory=list)
-    finish: Finish | None = None
-    first_token_s: float | None = None
-    first_tokens: int = 0
-    last_token_s: float | None = None
-    ended_s: float | None = None
-
-    def add(self, response: GenerateResponse, now_s: float) -> None:
-        """Fold the next message in; raises ProtocolError on a malformed one."""
-        token_ids = received_ids(response.token_ids)
-        if response.HasField("accepted"):
-            self.request_id = response.accepted.request_id
-            self.prompt_tokens = response.accepted.prompt_tokens
-        if token_ids:
-            if self.first_token_s is None:
-                self.first_token_s, self.first_tokens = now_s, len(token_ids)
-            self.last_token_s = now_s
-        self.token_ids += token_ids
-        self.text += response.text
-        self.logprobs += response.logprobs
-        if response.HasField("finish"):
-            self.finish = response.finish
-            self.ended_s = now_s
-
-    @property
-    def ttft_s(self) -> float | None:
-        return None if self.first_token_s is None else self.first_token_s - self.started_s
-
-    @property
-    def total_s(self) -> float | None:
-        return None if self.ended_s is None else self.ended_s - self.started_s
-
-    @property
-    def itl_s(self) -> float | None:
-        """Mean inter-token latency; None below two messages with tokens."""
-        later = len(self.token_ids) - self.first_tokens
-        if self.first_token_s is None or self.last_token_s is None or later < 1:
-            return None
-        return (self.last_token_s - self.first_token_s) / later
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class Client:
     """One channel to `target` (HOST:PORT). Create and use it inside one running event loop.
 
     `tls_ca`: PEM file of the certificates to trust; None: plain text. `token`: shown on every call,
-    in plain text to loopback only. Raises InvalidValue for what can't be used.
+    in plain text to loopback only. `retries`: how often a call that nobody answered is made again,
+    after 0.1 s and twice as long each time: questions, and generations of which nothing came.
+    Raises InvalidValue for what can't be used.
     """
 
     def __init__(
-        self, target: str = DEFAULT_TARGET, tls_ca: str | None = None, token: str | None = None
+        self,
+        target: str = DEFAULT_TARGET,
+        tls_ca: str | None = None,
+        token: str | None = None,
+        *,
+        retries: int = 0,
     ) -> None:
+        if retries < 0:
+            raise InvalidValue("retries", retries, "0 (never) or a number of times")
         self.target = check_address("target", target)
         if token and tls_ca is None and not is_loopback(target):
             raise InvalidValue("target", target, "a token goes there over TLS only: give tls_ca")
@@ -165,6 +85,7 @@ class Client:
         self._channel = open_channel(target, tls, token, _CHANNEL_OPTIONS)
         self._inference = InferenceStub(self._channel)
         self._coordinator = CoordinatorStub(self._channel)
+        self._retries = retries
         self._answered = False
 
     async def __aenter__(self) -> Self:
@@ -180,12 +101,10 @@ class Client:
         await self._channel.close(None)
 
     async def status(self, timeout_s: float = CALL_TIMEOUT_S) -> Status:
-        return await self._answer(
-            self._coordinator.GetStatus(GetStatusRequest(), timeout=timeout_s)
-        )
+        return await self._ask(self._coordinator.GetStatus, GetStatusRequest(), timeout_s)
 
     async def model(self, timeout_s: float = CALL_TIMEOUT_S) -> GetModelResponse:
-        return await self._answer(self._inference.GetModel(GetModelRequest(), timeout=timeout_s))
+        return await self._ask(self._inference.GetModel, GetModelRequest(), timeout_s)
 
     async def tokenize(
         self,
@@ -199,12 +118,12 @@ class Client:
             request = TokenizeRequest(text=prompt, add_special_tokens=add_special_tokens)
         else:
             request = TokenizeRequest(chat=Chat(messages=prompt))
-        answer = await self._answer(self._inference.Tokenize(request, timeout=timeout_s))
+        answer = await self._ask(self._inference.Tokenize, request, timeout_s)
         return received_ids(answer.token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], timeout_s: float = CALL_TIMEOUT_S) -> str:
         request = DetokenizeRequest(token_ids=pack_ids(token_ids))
-        return (await self._answer(self._inference.Detokenize(request, timeout=timeout_s))).text
+        return (await self._ask(self._inference.Detokenize, request, timeout_s)).text
 
     async def generate(
         self,
@@ -213,6 +132,23 @@ class Client:
         metadata: Sequence[tuple[str, str]] = (),
     ) -> AsyncGenerator[GenerateResponse, None]:
         """Messages as the server sends them; the last one carries `finish`."""
+        for wait_s in self._waits():
+            came = False
+            try:
+                async with aclosing(self._stream(request, timeout_s, metadata)) as responses:
+                    async for response in responses:
+                        came = True
+                        yield response
+                return
+            except TknpError as error:
+                # Once something has come, tokens were drawn that a second request draws again.
+                if came or wait_s is None or not _unanswered(error):
+                    raise
+                await asyncio.sleep(wait_s)
+
+    async def _stream(
+        self, request: GenerateRequest, timeout_s: float, metadata: Sequence[tuple[str, str]]
+    ) -> AsyncGenerator[GenerateResponse, None]:
         call = self._inference.Generate(request, timeout=timeout_s, metadata=metadata)
         finished = False
         try:
@@ -227,13 +163,26 @@ class Client:
         if not finished:
             raise ProtocolError("the stream ended without a finish reason")
 
-    async def _answer(self, call: Awaitable[T]) -> T:
-        try:
-            answer = await call
-        except grpc.aio.AioRpcError as error:
-            raise self._failure(error) from error
-        self._answered = True
-        return answer
+    async def _ask(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[Q, A], question: Q, timeout_s: float
+    ) -> A:
+        waits = self._waits()
+        while True:
+            try:
+                answer = await method(question, timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                failure, wait_s = self._failure(error), next(waits)
+                if wait_s is None or not _unanswered(failure):
+                    raise failure from error
+                await asyncio.sleep(wait_s)
+            else:
+                self._answered = True
+                return answer
+
+    def _waits(self) -> Iterator[float | None]:
+        """Seconds before the next try; None: there is none."""
+        yield from (_RETRY_S * 2**tried for tried in range(self._retries))
+        yield None
 
     def _failure(self, error: grpc.aio.AioRpcError) -> TknpError:
         code, details = error.code().name, " ".join((error.details() or "").split())
@@ -248,3 +197,9 @@ class Client:
             f"no server answers at {self.target}: start one with `tknp up --model smollm2`, or "
             f"name a running one with --target HOST:PORT, and --tls-ca FILE if it speaks TLS"
         )
+
+
+def _unanswered(error: TknpError) -> bool:
+    """Whether nobody took the call, or whoever did takes none now."""
+    code = error.code if isinstance(error, RequestFailed) else error.status
+    return code == "UNAVAILABLE"
