@@ -7,10 +7,14 @@ or server whose name speaks of production is refused unless TKNP_K8S_CONTEXT nam
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import json
 import os
 import re
+import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -159,6 +163,12 @@ def machines(
             fake_cluster.core.delete_node(name)
 
 
+@pytest.fixture(scope="session", name="tell_node")
+def tell_node_fixture() -> Callable[..., None]:
+    """`tell_node(cluster, name, ready=False)`."""
+    return tell_node
+
+
 def tell_node(cluster: Cluster, name: str, *, ready: bool, since: str = "") -> None:
     """What the control plane would say of a node: Ready, or not since `since`."""
     condition = {"type": "Ready", "status": str(ready), "reason": "Tests",
@@ -166,6 +176,135 @@ def tell_node(cluster: Cluster, name: str, *, ready: bool, since: str = "") -> N
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110"}
     status = {"conditions": [condition], "capacity": amounts, "allocatable": amounts}
     cluster.core.patch_node_status(name, {"status": status})
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., Any]:
+    """`until(condition, why)`: what `condition` gives once that is true; `why()` tells of the rest.
+
+    Waits for a minute, or for `wait_s`.
+    """
+
+    def wait(condition: Callable[[], Any], why: Callable[[], str], wait_s: float = 60.0) -> Any:
+        ends_s = time.monotonic() + wait_s
+        while time.monotonic() < ends_s:
+            if found := condition():
+                return found
+            time.sleep(0.1)
+        pytest.fail(f"not within {wait_s:.0f} s: {why()}")
+
+    return wait
+
+
+@dataclass
+class Scene:
+    """A service on the fake cluster, its kubelet, and a client inside the cluster."""
+
+    cluster: Cluster
+    kubelet: Any
+    namespace: str
+    directory: Path
+    name: str = "demo"
+
+    @property
+    def service(self) -> dict[str, Any]:
+        """The object as it is now."""
+        resource = self.cluster.resource("tknp.io/v1alpha1", "TokenParallelService")
+        found: dict[str, Any] = resource.get(name=self.name, namespace=self.namespace).to_dict()
+        return found
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """A condition of the service; empty while it has none such."""
+        conditions = (self.service.get("status") or {}).get("conditions") or ()
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def pods(self) -> dict[str, bool]:
+        """Every pod and whether it is ready."""
+        listed = self.cluster.core.list_namespaced_pod(self.namespace).items
+        return {
+            pod.metadata.name: any(
+                c.type == "Ready" and c.status == "True" for c in pod.status.conditions or ()
+            )
+            for pod in listed
+        }
+
+    def all_ready(self) -> bool:
+        """Whether there are pods, all of them ready; raises what has ended the kubelet."""
+        if self.kubelet.error is not None:
+            raise self.kubelet.error
+        pods = self.pods()
+        return bool(pods) and all(pods.values())
+
+    def logs(self) -> str:
+        """The state of things, for a failure's message."""
+        tails = [
+            f"{r.pod['metadata']['name']}: {r.log.read_text(errors='replace')[-1500:]}"
+            for r in list(self.kubelet.running.values())
+            if r.log.exists()
+        ]
+        return "\n".join([str(self.pods()), str(self.service.get("status")), *tails])
+
+    def secret(self, name: str, key: str) -> bytes:
+        data = self.cluster.core.read_namespaced_secret(name, self.namespace).data
+        return base64.b64decode(data[key])
+
+    def generate(self, prompt: str, tokens: int = 8) -> str:
+        """What `tknp generate` answers, run inside the cluster with the API token."""
+        for key in ("ca.crt", "api-token"):
+            (self.directory / key).write_bytes(self.secret(f"{self.name}-internal", key))
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / "tknp"), "generate", "--json", "--raw",
+             "--target", f"{self.name}-coordinator.{self.namespace}.svc:50051",
+             "--tls-ca", str(self.directory / "ca.crt"),
+             "--token-file", str(self.directory / "api-token"),
+             "--max-tokens", str(tokens), "--ignore-eos", prompt],
+            env=dict(self.kubelet.environment), capture_output=True, text=True, check=False,
+            timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["text"])
+
+
+@pytest.fixture
+def scene(
+    fake_cluster: Cluster, machines: Callable[..., Any], tiny_service: Callable[..., Any],
+    tmp_path: Path,
+) -> Iterator[Callable[..., Scene]]:  # fmt: skip
+    """`scene("a", "b", ...)`: nodes so named, and the service `demo` applied in a namespace.
+
+    Keywords go to `tiny_service`.
+    """
+    made = []
+
+    def make(*nodes: str, **values: Any) -> Scene:
+        namespace = f"scene-{uuid.uuid4().hex[:6]}"
+        fake_cluster.core.create_namespace({"metadata": {"name": namespace}})
+        found = Scene(fake_cluster, machines(*nodes), namespace, tmp_path)
+        resource = fake_cluster.resource("tknp.io/v1alpha1", "TokenParallelService")
+        resource.create(body=tiny_service("demo", namespace, **values), namespace=namespace)
+        made.append(found)
+        return found
+
+    yield make
+    for found in made:
+        found.cluster.core.delete_namespace(found.namespace)
+
+
+@pytest.fixture
+def operator(fake_cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
+    """The operator's own process, outside of the cluster; its log is `operator.log`."""
+    program = str(Path(sys.executable).parent / "tknp-operator")
+    with open(tmp_path / "operator.log", "wb") as log:
+        process = subprocess.Popen(
+            [program, "--kubeconfig", str(fake_cluster.kubeconfig)], stdout=log, stderr=log
+        )
+    yield process
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
