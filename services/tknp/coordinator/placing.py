@@ -32,6 +32,7 @@ from tknp.pool import Pool
 from tknp.rpc.convert import key_to, sampling_to
 from tknp.rpc.ids import pack_ids
 from tknp.rpc.status import error_from
+from tknp.rpc.tracing import TRACE
 from tknp.v1.common_pb2 import Placement, Token
 from tknp.v1.decode_root_pb2 import PrepareRequest
 from tknp.v1.decode_root_pb2_grpc import DecodeRootStub
@@ -114,6 +115,7 @@ class Placer:
         self._grown()
 
     async def _attempt(self, request: Request) -> None:
+        TRACE.set(request.trace)  # of this task, and of the calls that it makes
         key, owners = request.key, request.owners
         try:
             placements = await self._owners.reserve(key, self._parts(request))

@@ -12,6 +12,7 @@ from tknp.coordinator.division import Division
 from tknp.errors import TknpError
 from tknp.kv.holding import Key
 from tknp.layout.shares import Shares
+from tknp.rpc.tracing import TRACE, Trace
 from tknp.sampling.params import SamplingParams
 from tknp.v1.common_pb2 import FinishReason, Token
 
@@ -57,7 +58,7 @@ class Request:
     Set where it is placed: `stream`, and `slot`, its row there; `owners`, and `shares`, how they
     divide its tokens; `held`, pages of each owner that are counted for it; `covered`, the first
     position that these have no room for; `preemptions`, how often it made room for another.
-    While it runs, step s feeds position `joined` + s.
+    `trace`: what it belongs to. While it runs, step s feeds position `joined` + s.
     """
 
     key: Key
@@ -84,6 +85,7 @@ class Request:
     first_token_s: float = 0.0
     token_s: float = 0.0
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    trace: Trace = field(default_factory=TRACE.get)
 
     def cover(self, division: Division) -> None:
         """Note how far the pages that are held reach."""

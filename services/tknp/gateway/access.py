@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from tknp.gateway.tracing import Trace, tracer
+from tknp.rpc.tracing import Trace, tracer
 
 log = logging.getLogger(__name__)
 CLIENT_GONE = 499

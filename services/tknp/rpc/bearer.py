@@ -26,16 +26,18 @@ def open_channel(
     tls: grpc.ChannelCredentials | None,
     token: str | None,
     options: Sequence[tuple[str, Any]],
+    interceptors: Sequence[Any] = (),
 ) -> aio.Channel:
     """A channel to `address` whose calls carry `token`, if there is one."""
     if tls is None:
         kinds = (_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream) if token else ()
-        interceptors: list[Any] = [kind(token) for kind in kinds if token]
-        return aio.insecure_channel(address, options=options, interceptors=interceptors)
+        bearers: list[Any] = [kind(token) for kind in kinds if token]
+        every = [*interceptors, *bearers]
+        return aio.insecure_channel(address, options=options, interceptors=every)
     if token:
         call = grpc.access_token_call_credentials(token)
         tls = grpc.composite_channel_credentials(tls, call)
-    return aio.secure_channel(address, tls, options=options)
+    return aio.secure_channel(address, tls, options=options, interceptors=[*interceptors])
 
 
 class _Bearer:

@@ -13,6 +13,7 @@ from tknp.rpc.bearer import TokenInterceptor, open_channel
 from tknp.rpc.limits import RESPONSE_BYTES, port_bytes
 from tknp.rpc.security import PLAINTEXT, Security
 from tknp.rpc.status import ErrorInterceptor
+from tknp.rpc.tracing import CarryTrace, TracedCalls
 
 LIVENESS = "tknp.liveness"
 _OPTIONS = [
@@ -40,7 +41,7 @@ _SERVER_OPTIONS = [
 def connect(address: str, security: Security = PLAINTEXT) -> aio.Channel:
     """A channel to `address`; it connects on first use and again after a loss."""
     tls = security.channel_credentials()
-    return open_channel(address, tls, security.token, _CHANNEL_OPTIONS)
+    return open_channel(address, tls, security.token, _CHANNEL_OPTIONS, [CarryTrace()])
 
 
 class Server:
@@ -59,7 +60,8 @@ class Server:
         interceptors = [TokenInterceptor(tokens)] if tokens else []
         limit = ("grpc.max_receive_message_length", port_bytes(names))
         self.grpc = aio.server(
-            options=[*_SERVER_OPTIONS, limit], interceptors=[*interceptors, ErrorInterceptor()]
+            options=[*_SERVER_OPTIONS, limit],
+            interceptors=[*interceptors, TracedCalls(), ErrorInterceptor()],
         )
         self._credentials = security.server_credentials(public)
         self._names = ("", *names)

@@ -9,7 +9,7 @@ import pytest
 
 from tknp.gateway.access import REQUEST, RequestContext
 from tknp.gateway.logs import JsonFormatter
-from tknp.gateway.tracing import PassingOn, trace_of
+from tknp.rpc.tracing import PassingOn, trace_of
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -32,7 +32,7 @@ def test_opentelemetry_makes_a_child_of_it() -> None:
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     from opentelemetry.trace.propagation import tracecontext
 
-    from tknp.gateway.tracing import OpenTelemetry
+    from tknp.rpc.tracing import OpenTelemetry
 
     class Local:
         """The API, with a provider of this test's own."""
