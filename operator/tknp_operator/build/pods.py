@@ -11,6 +11,7 @@ from typing import Any
 
 from tknp_operator.api.service import Service
 from tknp_operator.api.spec import Resources
+from tknp_operator.build.compute_domain import claim_template_name
 from tknp_operator.build.names import (
     COORDINATOR_PORT,
     DECODE_PORT,
@@ -108,8 +109,8 @@ def _pod(
     if spec.scheduling.priority_class_name:
         pod["priorityClassName"] = spec.scheduling.priority_class_name
     if spec.topology.compute_domain and cuda and role == "decode":
-        pod["resourceClaims"] = [{"name": "imex",
-                                  "resourceClaimTemplateName": f"{service.name}-imex"}]  # fmt: skip
+        claim = claim_template_name(service)
+        pod["resourceClaims"] = [{"name": "imex", "resourceClaimTemplateName": claim}]
         container["resources"]["claims"] = [{"name": "imex"}]
     meta = metadata(service, f"{service.name}-{hostname}", role, epoch=str(epoch), node=str(index))
     meta["annotations"] = {HASH: compatibility(service)}

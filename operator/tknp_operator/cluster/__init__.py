@@ -7,6 +7,8 @@
     secrets                           list watch create delete
     services, deployments, poddisruptionbudgets, horizontalpodautoscalers
                                       get list watch create patch delete
+    computedomains.resource.nvidia.com, where the cluster has them
+                                      get list watch create patch
     nodes                             list watch
     events                            create
     leases (in the operator's own namespace)   get create update

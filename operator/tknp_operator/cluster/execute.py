@@ -1,4 +1,8 @@
-"""Carries steps out. What has come to pass already is no error: plans are made from the past."""
+"""Carries steps out. What has come to pass already is no error: plans are made from the past.
+
+Nothing of somebody else's is taken over: what is in the way under a name of ours, without our owner
+reference, is a refusal that says so, and stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from datetime import datetime
 
 from tknp_operator.api.service import Service
 from tknp_operator.api.spec import GROUP, KIND, VERSION
-from tknp_operator.build.names import MANAGER
+from tknp_operator.build.names import MANAGER, POOL, owned
 from tknp_operator.cluster.client import Api, Refusal
 from tknp_operator.cluster.kinds import EVENT, KINDS, SERVICE
 from tknp_operator.plan.steps import (
@@ -18,6 +22,7 @@ from tknp_operator.plan.steps import (
     Create,
     Delete,
     Event,
+    Manifest,
     SetFinalizers,
     SetStatus,
     Step,
@@ -34,9 +39,10 @@ def execute(api: Api, service: Service, step: Step, now: datetime) -> None:
         log.info("%s/%s: %s", service.namespace, service.name, describe(step))
     match step:
         case Apply(manifest):
+            _unless(_NOT_FOUND, lambda: _ours(service, manifest, _there(api, service, manifest)))
             api.apply(manifest)
         case Create(manifest):
-            _unless(_CONFLICT, lambda: api.create(manifest))
+            _create(api, service, manifest)
         case Annotate(kind, name, key, value):
             note = {"metadata": {"annotations": {key: value}}}
             _unless(_NOT_FOUND, lambda: api.merge(KINDS[kind], service.namespace, name, note))
@@ -62,6 +68,41 @@ def _unless(code: int, act: Callable[[], object]) -> None:
     except Refusal as refusal:
         if refusal.code != code:
             raise
+
+
+def _there(api: Api, service: Service, manifest: Manifest) -> Manifest:
+    kind = KINDS[manifest["kind"]]
+    found: Manifest = api.request("GET", kind.path(service.namespace, manifest["metadata"]["name"]))
+    return found
+
+
+def _create(api: Api, service: Service, manifest: Manifest) -> None:
+    """Make it, unless it is there already, as a late cache doesn't know.
+
+    An epoch's ConfigMap that says something else was made by a round that this one has not seen:
+    pods of this round must not join it, so that the round ends here and is planned anew.
+    """
+    kind, name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
+    try:
+        api.create(manifest)
+    except Refusal as refusal:
+        if refusal.code != _CONFLICT:
+            raise
+        found, _ = api.list(kind, service.namespace, f"{POOL}={service.name}")  # secrets: no get
+        nothing: Manifest = {"metadata": {}}
+        there = next((obj for obj in found if obj["metadata"]["name"] == name), nothing)
+        _ours(service, manifest, there)
+        if kind.name == "ConfigMap" and there.get("data") != manifest["data"]:
+            said = f"ConfigMap {name} is of another plan: this one was made from the past"
+            raise Refusal(_CONFLICT, said) from refusal
+
+
+def _ours(service: Service, manifest: Manifest, there: Manifest) -> None:
+    """Raises Refusal where `there` is somebody else's."""
+    if not owned(service, there):
+        what = f"{manifest['kind']} {manifest['metadata']['name']}"
+        remedy = "delete it or give the service another name"
+        raise Refusal(_CONFLICT, f"{what} exists and is not owned by this service: {remedy}")
 
 
 def _event(service: Service, event: Event, now: datetime) -> dict[str, object]:

@@ -41,7 +41,11 @@ OWNED = (
     Kind("PodDisruptionBudget", "/apis/policy/v1", "poddisruptionbudgets"),
     Kind("HorizontalPodAutoscaler", "/apis/autoscaling/v2", "horizontalpodautoscalers"),
 )
+# Kinds of others, which a cluster may not have.
+OPTIONAL = (Kind("ComputeDomain", "/apis/resource.nvidia.com/v1beta1", "computedomains"),)
 EVENT = Kind("Event", "/api/v1", "events")
 CRD = Kind("CustomResourceDefinition", "/apis/apiextensions.k8s.io/v1",
            "customresourcedefinitions", namespaced=False)  # fmt: skip
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (*OWNED, SERVICE, NODE, EVENT, CRD)}
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind for kind in (*OWNED, *OPTIONAL, SERVICE, NODE, EVENT, CRD)
+}

@@ -31,8 +31,15 @@ def lead(api: client.ApiClient, namespace: str, act: Callable[[], None]) -> None
         log.error("the lease is lost")
         os._exit(1)  # at once: another may act from now on
 
+    def acting() -> None:
+        try:
+            act()
+        except BaseException:
+            log.exception("the leader can't go on")
+            os._exit(1)  # rather than renew the lease and do nothing
+
     settings = electionconfig.Config(
         lock, lease_duration=LEASE_S, renew_deadline=RENEW_S, retry_period=RETRY_S,
-        onstarted_leading=act, onstopped_leading=lost,
+        onstarted_leading=acting, onstopped_leading=lost,
     )  # fmt: skip
     leaderelection.LeaderElection(settings).run()

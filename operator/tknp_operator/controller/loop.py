@@ -12,11 +12,12 @@ from typing import Any
 
 from tknp.errors import InvalidValue, TknpError
 from tknp_operator.api.service import Service, parse
+from tknp_operator.api.spec import Spec
 from tknp_operator.api.status import condition
 from tknp_operator.build.names import POOL
 from tknp_operator.cluster.client import Api
 from tknp_operator.cluster.execute import execute
-from tknp_operator.cluster.kinds import NODE, OWNED, POD, SERVICE
+from tknp_operator.cluster.kinds import NODE, OPTIONAL, OWNED, POD, SERVICE, Kind
 from tknp_operator.cluster.mirror import Mirror
 from tknp_operator.controller.metrics import Metrics
 from tknp_operator.placement.hosts import GPU
@@ -36,13 +37,13 @@ class Controller:
         self._due: dict[Key, float] = {}
         self._failures: dict[Key, tuple[int, str]] = {}
         self._wake = threading.Condition()
-        self._mirrors = {
-            kind.name: Mirror(
-                api, kind, namespace if kind.namespaced else None, POOL if kind.ours else "",
-                self._changed,
-            )
-            for kind in (SERVICE, NODE, *OWNED)
-        }  # fmt: skip
+        self._namespace = namespace
+        self._served: tuple[Kind, ...] = ()
+        self._mirrors = {kind.name: self._mirror(kind) for kind in (SERVICE, NODE, *OWNED)}
+
+    def _mirror(self, kind: Kind) -> Mirror:
+        where, selector = self._namespace if kind.namespaced else None, POOL if kind.ours else ""
+        return Mirror(self._api, kind, where, selector, self._changed)
 
     @property
     def synced(self) -> bool:
@@ -50,7 +51,11 @@ class Controller:
         return all(mirror.synced.is_set() for mirror in self._mirrors.values())
 
     def start(self) -> None:
-        """Begin to follow the cluster, without acting."""
+        """Begin to follow the cluster, without acting. Raises Refusal or Unreachable."""
+        self._served = tuple(
+            kind for kind in OPTIONAL if kind.plural in self._api.served(kind.prefix.split("/")[2])
+        )
+        self._mirrors |= {kind.name: self._mirror(kind) for kind in self._served}
         for mirror in self._mirrors.values():
             mirror.start()
 
@@ -119,12 +124,15 @@ class Controller:
             again_s, result = min(2.0 ** (tries - 1), LONGEST_RETRY_S), "failed"
             log.warning("%s/%s: try %d failed: %s", *key, tries, error)
             self._tell(obj, error)
+        except Exception:  # an object that nobody foresaw must not stop the others
+            log.exception("%s/%s: the round failed", *key)
+            again_s, result = LONGEST_RETRY_S, "failed"
         self._metrics.rounds.labels(result).inc()
         self._metrics.seconds.observe(time.monotonic() - began)
         self._mark(key, again_s)
 
     def _reconcile(self, obj: Mapping[str, Any], now: datetime) -> float | None:
-        service = parse(obj)
+        service = _read(obj)
         made = plan(service, self._observed(service), now)
         for step in made.steps:
             execute(self._api, service, step, now)
@@ -144,11 +152,12 @@ class Controller:
                 obj for obj in self._mirrors[kind.name].snapshot()
                 if obj["metadata"].get("namespace") == service.namespace
             ]
-            for kind in OWNED
+            for kind in (*OWNED, *self._served)
         }  # fmt: skip
         nodes = self._mirrors[NODE.name].snapshot()
         pods = self._mirrors[POD.name].snapshot()
-        return Observed(of_service(service, objects), nodes, used_gpus(pods, service))
+        return Observed(of_service(service, objects), nodes, used_gpus(pods, service),
+                        frozenset(kind.name for kind in self._served))  # fmt: skip
 
     def _tell(self, obj: Mapping[str, Any], error: TknpError) -> None:
         """Put into the status why a round failed; nothing more can be done where that fails too."""
@@ -166,6 +175,20 @@ class Controller:
             self._api.merge(SERVICE, meta["namespace"], meta["name"], {"status": status}, "status")
         except TknpError as worse:
             log.warning("the status of %s can't be written: %s", meta["name"], worse)
+
+
+def _read(obj: Mapping[str, Any]) -> Service:
+    """The service; one that is being deleted must go even if its specification is invalid."""
+    try:
+        return parse(obj)
+    except InvalidValue:
+        meta = obj["metadata"]
+        if "deletionTimestamp" not in meta:
+            raise
+        return Service(
+            meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1), True,
+            tuple(meta.get("finalizers", ())), Spec.model_construct(), obj.get("status") or {},
+        )  # fmt: skip
 
 
 def used_gpus(pods: Sequence[Mapping[str, Any]], service: Service) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Any
 from tknp.errors import InvalidValue
 from tknp_operator.api.service import Service
 from tknp_operator.api.spec import GROUP
+from tknp_operator.build import compute_domain
 from tknp_operator.build.gateway import autoscalers, gateway_deployment, keys_secret_name
 from tknp_operator.build.hydrate import hydration_job
 from tknp_operator.build.names import APPLIED, CLOSED, FINALIZER
@@ -72,6 +73,8 @@ def plan(service: Service, observed: Observed, now: datetime) -> Plan:
         steps += _stop(service, observed, known)
         return _told(service, observed, now, steps, Outcome("Suspended", "suspend is true"),
                      None, current)  # fmt: skip
+    if lacking := _lacking(service, observed):
+        return _told(service, observed, now, steps, Outcome("NotPlaced", lacking), None, current)
     running_on = {slot.host for slot in current.slots} if current else set()
     hosts, again_s = offered(service.spec, observed, running_on, now)
     placed = place(service.spec, hosts, current.slots if current else ())
@@ -116,7 +119,19 @@ def _basis(service: Service, observed: Observed, now: datetime) -> Iterable[Step
         yield Create(api_keys_secret(service))
     wanted = [headless_service(service)]
     wanted += [disruption_budget(service, role) for role in ("decode", "coordinator", "prefill")]
+    if service.spec.topology.compute_domain and compute_domain.KIND in observed.served:
+        wanted.append(compute_domain.compute_domain(service))
     yield from _applied(observed, wanted)
+
+
+def _lacking(service: Service, observed: Observed) -> str:
+    """What the cluster would need for this service and has not; empty: nothing."""
+    if service.spec.topology.compute_domain and compute_domain.KIND not in observed.served:
+        return ("the cluster serves no ComputeDomain: install NVIDIA's DRA driver and restart the "
+                "operator, or set topology.computeDomain false")  # fmt: skip
+    if service.spec.gateway.enabled and service.spec.gateway.ray == "rayService":
+        return "gateways run as a Deployment here, not as a RayService: set gateway.ray standalone"
+    return ""
 
 
 def _hydration(service: Service, observed: Observed, steps: list[Step]) -> str:

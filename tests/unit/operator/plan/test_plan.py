@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tknp.config import pool_from
 from tknp_operator.build.pool import pool_settings
+from tknp_operator.plan import describe, plan
 
 CLOSE = "annotate ConfigMap/s-pool-1 closed"
 FIRST = [
@@ -71,9 +73,9 @@ def test_a_host_that_stays_away_is_replaced_by_a_spare(
     lost = before["nodes"][0]["host"]
     ready = world.nodes[lost]["status"]["conditions"][0]
     ready |= {"status": "Unknown", "lastTransitionTime": world.now.isoformat()}
-    plan = world.plan()
-    assert plan.steps == ()  # it may come back
-    assert plan.again_s == 30
+    made = world.plan()
+    assert made.steps == ()  # it may come back
+    assert made.again_s == 30
     world.later(31)
     assert world.tick() == [CLOSE, "delete Pod/s-coordinator-1"]
     world.settle()
@@ -196,3 +198,18 @@ def test_what_somebody_changes_is_changed_back(world: Any) -> None:
     assert world.tick() == ["apply Service/s-coordinator"]
     del world.objects["Deployment", "s-gateway"]
     assert world.tick() == ["apply Deployment/s-gateway"]
+
+
+def test_a_compute_domain_is_made_where_the_cluster_has_them(
+    make_world: Callable[..., Any], spec: dict[str, Any]
+) -> None:
+    spec["decode"]["device"] = "cuda"
+    spec["topology"] = {"computeDomain": True}
+    world = make_world(spec)
+    world.tick()
+    world.tick()
+    assert "install NVIDIA's DRA driver" in world.condition("Placed")["message"]
+    assert not world.pods()
+    seen = replace(world.observed(), served=frozenset({"ComputeDomain"}))
+    steps = [describe(step) for step in plan(world.parsed(), seen, world.now).steps]
+    assert "apply ComputeDomain/s-imex" in steps
