@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -20,9 +21,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from tknp.cli.main import main
+from tknp.cli.top import Watched
 from tknp.cli.top_figures import GENERATED, TTFT, History, Look, Scrape, quantile
-from tknp.cli.top_metrics import parsed
+from tknp.cli.top_metrics import MetricsReader, parsed
 from tknp.cli.top_view import frame, tick_line
+from tknp.client import Client
 from tknp.v1.coordinator_pb2 import Status, StreamStatus
 
 INF = float("inf")
@@ -112,10 +115,9 @@ def test_a_frame_fits_and_names_everything(fake_pool: Any, width: int) -> None:
     status.nodes[1].progress.phase = 1
     for stream in range(2):
         status.streams.add(stream=stream, running=1).roots.add(layer_stop=30)
-    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(frame(history(Look(0.0, status), Look(1.0, status)), width, "no answer"))
     text = console.export_text()
-    console.file.close()
     assert max(map(len, text.splitlines())) <= width
     for fact in (
         "● tiny", "ready · float32 · TKNP · 2 nodes x TP 1", "embedding, layers 0-14", "90%",
@@ -231,3 +233,24 @@ def read_until(descriptor: int, pattern: bytes) -> bytes:
         assert select.select([descriptor], [], [], 60)[0], seen
         seen += os.read(descriptor, 65536)
     return seen
+
+
+def test_metrics_are_looked_for_but_not_needed(fake_pool: Any) -> None:
+    result = top(fake_pool, "--once")
+    assert result.exit_code == 0
+    assert "tokens/s" in result.stdout
+    assert "no metrics" not in result.stdout
+
+
+async def test_a_pool_that_stops_answering_stays_in_sight(fake_pool: Any) -> None:
+    async with Client(fake_pool.target) as client:
+        watched = Watched(client, MetricsReader("", fake_pool.target))
+        await watched.look()
+        fake_pool.stop()
+        async for trouble in watched.looks(0.01):
+            if trouble:
+                break
+    assert watched.plain()["status"]["model"] == "tiny"
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(frame(watched.history, 80, trouble))
+    assert trouble[:40] in console.export_text()
