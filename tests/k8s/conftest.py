@@ -24,7 +24,6 @@ from typing import Any
 
 import pytest
 import yaml
-
 from kubernetes import client, config, dynamic
 
 HERE = Path(__file__).parent
@@ -307,9 +306,9 @@ def operator(fake_cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
         process.wait()
 
 
-@pytest.fixture
-def tiny_service(random_checkpoint: Callable[..., Path]) -> Callable[..., dict[str, Any]]:
-    """`tiny_service("demo", "ns", nodes=2)`: a service of a random model on CPU, without gateway.
+@pytest.fixture(scope="session")
+def service_object() -> Callable[..., dict[str, Any]]:
+    """`service_object("demo", "ns", nodes=2)`: a service on CPU without gateway.
 
     `change`: called with the spec before it is returned.
     """
@@ -317,11 +316,9 @@ def tiny_service(random_checkpoint: Callable[..., Path]) -> Callable[..., dict[s
     def make(
         name: str, namespace: str, nodes: int = 2, change: Callable[[Any], object] = lambda _: None
     ) -> dict[str, Any]:
-        path = random_checkpoint(layers=2, q_heads=4, kv_heads=2)
         spec = {
             "image": "tknp:test",
-            "model": {"source": {"hostPath": {"path": str(path)}}, "name": "tiny",
-                      "dtype": "float32"},
+            "model": {"source": {"builtin": "smollm2"}, "name": "tiny", "dtype": "float32"},
             "decode": {"nodes": nodes, "device": "cpu", "kvMemory": "1MiB", "pageSize": 16},
             "prefill": {"replicas": 1, "maxReplicas": 2},
             "gateway": {"enabled": False},
@@ -332,5 +329,20 @@ def tiny_service(random_checkpoint: Callable[..., Path]) -> Callable[..., dict[s
         metadata = {"name": name, "namespace": namespace}
         return {"apiVersion": "tknp.io/v1alpha1", "kind": "TokenParallelService",
                 "metadata": metadata, "spec": spec}  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def tiny_service(
+    random_checkpoint: Callable[..., Path], service_object: Callable[..., dict[str, Any]]
+) -> Callable[..., dict[str, Any]]:
+    """As `service_object`, of a random model on this machine's disk."""
+
+    def make(name: str, namespace: str, **values: Any) -> dict[str, Any]:
+        path = random_checkpoint(layers=2, q_heads=4, kv_heads=2)
+        made = service_object(name, namespace, **values)
+        made["spec"]["model"]["source"] = {"hostPath": {"path": str(path)}}
+        return made
 
     return make
