@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +52,13 @@ def stream(here: Any, prompt: str, tokens: int) -> Iterator[str]:
     assert done
 
 
+def serving(here: Any, until: Any) -> None:
+    """Wait for the pool, which the service's Ready is about, and for the gateway."""
+    until(lambda: here.condition("Ready").get("status") == "True", here.logs, WAIT_S)
+    until(lambda: any("gateway" in name for name in here.pods()), here.logs, WAIT_S)
+    until(here.all_ready, here.logs, WAIT_S)
+
+
 def test_a_service_is_applied_serves_and_goes(scene: Any, operator: Any, until: Any) -> None:
     here = scene("a", nodes=1)
     until(lambda: here.condition("Ready").get("status") == "True", here.logs, WAIT_S)
@@ -67,7 +76,7 @@ def test_a_lost_machine_is_replaced_and_streams_go_on(
     scene: Any, operator: Any, until: Any, tell_node: Any
 ) -> None:
     here = scene("a", "b", "c", change=with_gateway)
-    until(lambda: here.condition("Ready").get("status") == "True", here.logs, WAIT_S)
+    serving(here, until)
     expected = "".join(stream(here, "once upon", 150))
     nodes = here.service["status"]["nodes"]
     lost = next(node["host"] for node in nodes if node["index"] == 1)
@@ -85,7 +94,7 @@ def test_a_lost_machine_is_replaced_and_streams_go_on(
 @pytest.mark.full
 def test_a_killed_decode_process_costs_no_stream(scene: Any, operator: Any, until: Any) -> None:
     here = scene("a", "b", change=with_gateway)
-    until(lambda: here.condition("Ready").get("status") == "True", here.logs, WAIT_S)
+    serving(here, until)
     expected = "".join(stream(here, "once upon", 150))
     pieces = stream(here, "once upon", 150)
     text = next(pieces)
@@ -96,15 +105,21 @@ def test_a_killed_decode_process_costs_no_stream(scene: Any, operator: Any, unti
 @pytest.mark.full
 def test_a_rolling_update_under_load_cuts_no_stream(scene: Any, operator: Any, until: Any) -> None:
     here = scene("a", "b", change=with_gateway)
-    until(lambda: here.condition("Ready").get("status") == "True", here.logs, WAIT_S)
+    serving(here, until)
     prompts = [f"prompt {i}" for i in range(4)]
     expected = {prompt: "".join(stream(here, prompt, 100)) for prompt in prompts}
     updated = False
 
     def load(prompt: str) -> list[str]:
+        """Texts of streams one after another; what never became a stream may be asked again."""
         texts = []
         while not updated or not texts:
-            texts.append("".join(stream(here, prompt, 100)))
+            try:
+                texts.append("".join(stream(here, prompt, 100)))
+            except urllib.error.HTTPError as refusal:  # before the first byte of a stream
+                if refusal.code != 503:
+                    raise
+                time.sleep(0.5)
         return texts
 
     resource = here.cluster.resource("tknp.io/v1alpha1", "TokenParallelService")

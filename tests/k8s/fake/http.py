@@ -6,6 +6,7 @@ One thread a connection. A watch ends with its timeoutSeconds, with its client, 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ class FakeServer:
         self.logs: Callable[[str, str, str], str] = lambda *_: ""
         self.requests: list[tuple[str, str]] = []
         handler = type("Handler", (_Handler,), {"server_side": self})
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._http = _Server(("127.0.0.1", 0), handler)
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,))
@@ -60,6 +61,13 @@ class FakeServer:
             "contexts": [{"name": "fake", "context": {
                 "cluster": "fake", "user": "fake", "namespace": "default"}}],
         })  # fmt: skip
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away, as killed processes do, is nothing to report."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Target:
