@@ -16,6 +16,7 @@ from tknp_operator.build.names import (
     COORDINATOR_PORT,
     DECODE_PORT,
     HASH,
+    METRICS_PORT,
     MODEL_DIRECTORY,
     POOL_DIRECTORY,
     PREFILL_PORT,
@@ -80,6 +81,7 @@ def _pod(
               if spec.topology.compute_domain and cuda else []),
         ],
         "resources": {kind: values for kind, values in amounts.items() if values},
+        "ports": _ports(service, ports[role], max(ranks, 1)),
         "volumeMounts": mounts,
         "securityContext": {
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
@@ -115,6 +117,15 @@ def _pod(
     meta = metadata(service, f"{service.name}-{hostname}", role, epoch=str(epoch), node=str(index))
     meta["annotations"] = {HASH: compatibility(service)}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
+
+
+def _ports(service: Service, first: int, ranks: int) -> list[dict[str, Any]]:
+    """Of every rank: what its peers dial, and its metrics, which a PodMonitor finds by name."""
+    kinds = [("rank", first)]
+    if service.spec.observability.metrics:
+        kinds.append(("metrics", METRICS_PORT))
+    return [{"name": f"{kind}-{t}", "containerPort": port + t} for kind, port in kinds
+            for t in range(ranks)]  # fmt: skip
 
 
 def _probe(question: str, addresses: list[str], failures: int) -> dict[str, Any]:
