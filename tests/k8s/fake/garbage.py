@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -41,7 +42,7 @@ def delete(store: Store, key: Key, obj: dict[str, Any], options: dict[str, Any])
     if policy == "Foreground" and _FOREGROUND not in finalizers and _dependents(store, obj):
         finalizers.append(_FOREGROUND)
     if policy == "Orphan":
-        for kind, child in _dependents(store, obj):
+        for kind, child in deepcopy(_dependents(store, obj)):
             owners = child["metadata"]["ownerReferences"]
             child["metadata"]["ownerReferences"] = [
                 o for o in owners if o["uid"] != metadata["uid"]
@@ -100,18 +101,19 @@ def collect(store: Store) -> None:
             )
             lost = orphan or metadata.get("namespace") in ending
             if lost and "deletionTimestamp" not in metadata:
-                delete(store, key, obj, {})
+                delete(store, key, deepcopy(obj), {})
                 again = True
             elif metadata["uid"] in waiting and not _dependents(store, obj):
-                metadata["finalizers"].remove(_FOREGROUND)
-                store.put(key, obj)
-                settle(store, key, obj)
+                rest = deepcopy(obj)
+                rest["metadata"]["finalizers"].remove(_FOREGROUND)
+                settle(store, key, store.put(key, rest))
                 again = True
-            elif key == _NAMESPACES and metadata["name"] in ending:
-                rest = [o for _, o in objects if o["metadata"].get("namespace") == metadata["name"]]
-                if not rest:
-                    store.remove(key, obj)
-                    again = True
+            elif (
+                key == _NAMESPACES and metadata["name"] in ending
+                and not any(o["metadata"].get("namespace") == metadata["name"] for _, o in objects)
+            ):  # fmt: skip
+                store.remove(key, obj)
+                again = True
             if again:
                 break
 

@@ -51,9 +51,9 @@ class Store:
         return [deepcopy(o) for (space, _), o in objects if namespace in ("", space)]
 
     def everything(self) -> Iterator[tuple[Key, dict[str, Any]]]:
-        """Every object with its resource."""
+        """Every object with its resource, as stored: to be looked at, not to be changed."""
         for key in list(self._objects):
-            for obj in self.all(key):
+            for obj in list(self._objects[key].values()):
                 yield key, obj
 
     def put(self, key: Key, obj: dict[str, Any]) -> dict[str, Any]:

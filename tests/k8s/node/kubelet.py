@@ -20,9 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kubernetes.client import ApiException
-
 from kubernetes import client
+from kubernetes.client import ApiException
 
 from . import names
 from .deployments import keep as keep_deployments
