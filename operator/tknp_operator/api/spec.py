@@ -22,7 +22,9 @@ PLURAL = "tokenparallelservices"
 LONGEST_NAME = 40
 NAME = Rule(
     "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-    lambda name: len(name) <= LONGEST_NAME and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name),
+    lambda name: (
+        len(name) <= LONGEST_NAME and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) is not None
+    ),
     "metadata.name begins host names: use at most 40 of a-z, 0-9 and -, a letter first",
 )
 

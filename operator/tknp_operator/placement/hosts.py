@@ -1,26 +1,43 @@
 """What a cluster offers: Node objects read into hosts, and hosts cut into slots of T GPUs.
 
 A host is unusable for one reason at a time, the first that holds; the reason is shown to users who
-ask why a pool is not placed. GPUs that other pods have asked for are not offered.
+ask why a pool is not placed. What is on a host already may often stay where nothing new may come:
+
+    not Ready, for less than nodeLostSeconds     stays: it may be back at once
+    cordoned, or a NoSchedule taint              leaves when there is another place for it
+    anything else                                is lost
+
+GPUs that other pods have asked for are not offered.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 from tknp_operator.api.spec import Spec
+from tknp_operator.placement.products import product_name, whole, wrong_product
 
 GPU = "nvidia.com/gpu"
-PRODUCT = "nvidia.com/gpu.product"
-CPU_SLOTS = 64  # decode nodes that may share a host where nobody asks for GPUs
-_PRODUCTS = ("GB300", "GB200", "B300", "B200", "GH200", "H200", "H100", "H800", "A100", "L40S")
+MEMORY = "nvidia.com/gpu.memory"  # MiB of one
+CPU_SLOTS = 64  # most decode nodes that share a host where nobody asks for GPUs
+_SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+             "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+             "Ei": 2.0**60}  # fmt: skip
+
+Stays = Literal["no", "until replaced", "yes"]
 
 
 @dataclass(frozen=True)
 class Host:
-    """A node of the cluster. `slots`: decode nodes that fit; `unusable`: why none may, or empty."""
+    """A node of the cluster.
+
+    `slots`: decode nodes that fit. `unusable`: why no new one may come, or empty; `stays`: whether
+    one that is there already may stay all the same. `memory_bytes` of each GPU; 0: not known.
+    """
 
     name: str
     product: str = ""
@@ -29,84 +46,112 @@ class Host:
     rack: str = ""
     rail: str = ""
     unusable: str = ""
-
-
-def product_class(label: str) -> str:
-    """The family of a value of nvidia.com/gpu.product; longer names are tried first."""
-    upper = label.upper()
-    return next((name for name in _PRODUCTS if name in upper), upper)
+    stays: Stays = "no"
+    memory_bytes: int = 0
 
 
 def read_hosts(
-    nodes: Sequence[Mapping[str, Any]], spec: Spec, used_gpus: Mapping[str, int]
-) -> tuple[Host, ...]:
-    """Hosts in order of name. `used_gpus`: by node, those that pods of others have."""
+    nodes: Sequence[Mapping[str, Any]], spec: Spec, used_gpus: Mapping[str, int],
+    now: datetime | None = None,
+) -> tuple[Host, ...]:  # fmt: skip
+    """Hosts in order of name. `used_gpus`: by node, those that pods of others have.
+
+    Without `now` a node that is not Ready is lost at once.
+    """
     return tuple(
-        read_host(node, spec, used_gpus.get(node["metadata"]["name"], 0))
+        read_host(node, spec, used_gpus.get(node["metadata"]["name"], 0), now)
         for node in sorted(nodes, key=lambda node: str(node["metadata"]["name"]))
     )
 
 
-def read_host(node: Mapping[str, Any], spec: Spec, used_gpus: int = 0) -> Host:
+def read_host(
+    node: Mapping[str, Any], spec: Spec, used_gpus: int = 0, now: datetime | None = None
+) -> Host:
     """One host. `node`: a v1 Node as the API server gives it."""
     labels = node["metadata"].get("labels") or {}
     allocatable = (node.get("status") or {}).get("allocatable") or {}
-    tp, topology = spec.decode.tensor_parallel, spec.topology
-    if spec.decode.device == "cpu":
-        slots, product = CPU_SLOTS, "cpu"
-    else:
-        slots = max(_integer(allocatable.get(GPU)) - used_gpus, 0) // tp
-        product = product_class(labels.get(PRODUCT, ""))
+    topology = spec.topology
+    cuda = spec.decode.device == "cuda"
+    slots, short = _slots(spec, allocatable, used_gpus)
+    lost = _lost(node, spec, labels) or short
+    unusable, stays = _unwelcome(node, spec, now)
+    if lost:
+        unusable, stays = lost, "no"
     return Host(
-        name=node["metadata"]["name"], product=product, slots=slots,
-        domain=labels.get(topology.nvlink_domain_label, ""),
+        name=node["metadata"]["name"], product=product_name(labels) if cuda else "cpu",
+        slots=slots, domain=labels.get(topology.nvlink_domain_label, ""),
         rack=labels.get(topology.rack_label, ""),
         rail=labels.get(topology.rail_label, "") if topology.rail_label else "",
-        unusable=_why_not(node, spec, labels, allocatable, slots),
+        unusable=unusable, stays=stays,
+        memory_bytes=_integer(labels.get(MEMORY)) << 20 if cuda else 0,
     )  # fmt: skip
 
 
-def _why_not(
-    node: Mapping[str, Any], spec: Spec, labels: Mapping[str, str],
-    allocatable: Mapping[str, Any], slots: int,
-) -> str:  # fmt: skip
-    decode, node_spec = spec.decode, node.get("spec") or {}
+def _slots(spec: Spec, allocatable: Mapping[str, Any], used_gpus: int) -> tuple[int, str]:
+    """Decode nodes that fit on a host, and what it has too little of, if for none."""
+    decode = spec.decode
+    fits: dict[str, int] = {}
+    if decode.device == "cuda":
+        tp, rdma = decode.tensor_parallel, spec.topology.rdma_resource
+        fits[f"{tp} free {GPU}"] = max(_integer(allocatable.get(GPU)) - used_gpus, 0) // tp
+        if rdma:
+            fits[f"{tp} {rdma}"] = _integer(allocatable.get(rdma)) // tp
+    else:
+        fits[f"{CPU_SLOTS} pods"] = CPU_SLOTS
+    for resource, amount in decode.resources.requests.items():
+        if resource in ("cpu", "memory") and (asked := quantity(amount)) > 0:
+            fits[f"{amount} {resource}"] = int(quantity(allocatable.get(resource, 0)) // asked)
+    slots = min(fits.values())
+    short = next((what for what, count in fits.items() if count < 1), "")
+    return slots, f"has fewer than {short}" if short else ""
+
+
+def _lost(node: Mapping[str, Any], spec: Spec, labels: Mapping[str, str]) -> str:
+    """Why a pod that is there can't go on, or not be there again; empty if it can."""
     if "deletionTimestamp" in node["metadata"]:
         return "is being deleted"
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    ready = next((c["status"] for c in conditions if c["type"] == "Ready"), "Unknown")
-    if ready != "True":
-        return "is not Ready"
-    if node_spec.get("unschedulable"):
-        return "is cordoned"
     for key, value in spec.scheduling.node_selector.items():
         if labels.get(key) != value:
             return f"lacks the label {key}={value}"
-    for taint in node_spec.get("taints") or ():
-        if taint["effect"] in ("NoSchedule", "NoExecute") and not any(
+    if not _not_ready(node) and (taint := _taint(node, spec, "NoExecute")):
+        return taint
+    if spec.decode.device == "cpu":
+        return ""
+    return wrong_product(labels, spec.decode.gpu_products) or whole(labels)
+
+
+def _unwelcome(
+    node: Mapping[str, Any], spec: Spec, now: datetime | None
+) -> tuple[str, Stays]:  # fmt: skip
+    """Why nothing new may come, and whether what is there stays."""
+    if condition := _not_ready(node):
+        since = condition.get("lastTransitionTime")
+        brief = now is not None and since is not None and (
+            now - datetime.fromisoformat(since)
+        ).total_seconds() < spec.timeouts.node_lost_seconds  # fmt: skip
+        return "is not Ready", "yes" if brief else "no"
+    if (node.get("spec") or {}).get("unschedulable"):
+        return "is cordoned", "until replaced"
+    if taint := _taint(node, spec, "NoSchedule"):
+        return taint, "until replaced"
+    return "", "yes"
+
+
+def _not_ready(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The Ready condition where it is not true."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready: Mapping[str, Any] = next((c for c in conditions if c["type"] == "Ready"),
+                                    {"status": "Unknown"})  # fmt: skip
+    return None if ready["status"] == "True" else ready
+
+
+def _taint(node: Mapping[str, Any], spec: Spec, effect: str) -> str:
+    for taint in (node.get("spec") or {}).get("taints") or ():
+        if taint["effect"] == effect and not any(
             tolerates(toleration, taint) for toleration in spec.scheduling.tolerations
         ):
-            return f"has the taint {taint['key']}:{taint['effect']}, which nothing tolerates"
-    if decode.device == "cpu":
-        return ""
-    label = labels.get(PRODUCT, "")
-    if decode.gpu_products and not any(allowed(label, name) for name in decode.gpu_products):
-        return f"has {label or 'no'} GPUs, not {' or '.join(decode.gpu_products)}"
-    if slots < 1:
-        return f"has fewer than {decode.tensor_parallel} free {GPU}"
-    rdma = spec.topology.rdma_resource
-    if rdma and _integer(allocatable.get(rdma)) < decode.tensor_parallel:
-        return f"has fewer than {decode.tensor_parallel} {rdma}"
+            return f"has the taint {taint['key']}:{effect}, which nothing tolerates"
     return ""
-
-
-def allowed(label: str, wanted: str) -> bool:
-    """Whether `label` is the product `wanted`, its class (H100) or has it as a part."""
-    return wanted == label or (
-        product_class(label) == product_class(wanted)
-        if product_class(wanted) in _PRODUCTS and wanted.upper() in _PRODUCTS
-        else wanted.upper() in label.upper()
-    )
 
 
 def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
@@ -120,7 +165,12 @@ def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     )
 
 
-def _integer(quantity: object) -> int:
+def quantity(text: object) -> float:
+    """`500m` -> 0.5, `16Gi` -> 17179869184.0; what is no quantity counts as none."""
+    match = re.fullmatch(r"([0-9.]+(?:[eE][0-9]+)?)([A-Za-z]{0,2})", str(text))
+    return float(match[1]) * _SUFFIXES.get(match[2], 0.0) if match else 0.0
+
+
+def _integer(text: object) -> int:
     """Whole units of a resource that has only whole units; other text counts as none."""
-    text = str(quantity or 0)
-    return int(text) if text.isdigit() else 0
+    return int(str(text)) if str(text).isdigit() else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tknp.errors import InvalidValue
 from tknp.layout.layout import Layout, make_layout
 from tknp.layout.strategies import NodeSpec
@@ -22,24 +24,32 @@ def shape_of(spec: Spec) -> Model | None:
     return MODELS[name]
 
 
-def layout_of(spec: Spec) -> Layout | None:
-    """The pool's layout with equal memory everywhere; None where the shape is not known.
+_FIELDS = {"tp": "tensorParallel"}  # of a layout's own names, those that differ in the spec
 
-    Raises InvalidValue where the model can't be laid out so; better here than in every pod.
+
+def layout_of(spec: Spec, memories: Sequence[int] | None = None) -> Layout | None:
+    """The pool's layout; None where the shape is not known.
+
+    `memories`: weights plus KV on each rank of each node in bytes; None: all are equal. Raises
+    InvalidValue where the model can't be laid out so; better here than in every pod.
     """
     model, decode = shape_of(spec), spec.decode
     if model is None:
         return None
     strategy = Strategy(decode.strategy)
     nodes = [
-        NodeSpec(1 << 40, root=decode.role(n) != "attention-owner",
+        NodeSpec(memories[n] if memories else 1 << 40, root=decode.role(n) != "attention-owner",
                  owner=decode.role(n) != "decode-root")
         for n in range(decode.nodes)
     ]  # fmt: skip
-    return make_layout(
-        model.config, model.dtype, decode.tensor_parallel, nodes, strategy=strategy,
-        copies=decode.copies, microbatches=decode.microbatches, width=decode.width,
-    )  # fmt: skip
+    try:
+        return make_layout(
+            model.config, model.dtype, decode.tensor_parallel, nodes, strategy=strategy,
+            copies=decode.copies, microbatches=decode.microbatches, width=decode.width,
+        )  # fmt: skip
+    except InvalidValue as error:
+        field = f"spec.decode.{_FIELDS.get(error.field, error.field)}"
+        raise InvalidValue(field, error.value, error.remedy) from error
 
 
 def layers_of(layout: Layout | None, node: int) -> str:
