@@ -16,7 +16,7 @@ from tknp.errors import TknpError
 # Each name is a module of this package whose `command` is the click command.
 COMMANDS = (
     "up", "demo", "generate", "chat", "status", "top", "gateway", "serve", "replay", "explain",
-    "trace", "load", "probe",
+    "trace", "load", "probe", "hydrate",
 )  # fmt: skip
 
 
