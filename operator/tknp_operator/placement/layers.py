@@ -12,6 +12,7 @@ from tknp.planner.models import MODELS, Model
 from tknp_operator.api.spec import Spec
 
 _BUILTIN = {"smollm2": "smollm2-135m"}
+_FIELDS = {"tp": "tensorParallel"}  # of a layout's own names, those that differ in the spec
 
 
 def shape_of(spec: Spec) -> Model | None:
@@ -22,9 +23,6 @@ def shape_of(spec: Spec) -> Model | None:
     if name not in MODELS:
         raise InvalidValue("spec.model.shape", name, f"choose one of {', '.join(MODELS)}")
     return MODELS[name]
-
-
-_FIELDS = {"tp": "tensorParallel"}  # of a layout's own names, those that differ in the spec
 
 
 def layout_of(spec: Spec, memories: Sequence[int] | None = None) -> Layout | None:

@@ -125,15 +125,21 @@ def _ground(spec: Spec, usable: Mapping[str, Host], kept: Mapping[int, Slot]) ->
 
     if spec.decode.allow_mixed_products or not usable:
         return ground(usable)
-    room = Counter[str]()
-    for host in usable.values():
-        room[host.product] += host.slots if not host.unusable else 0
+    half = max(spec.decode.roots // 2, 1) if spec.decode.copies == 2 else spec.decode.nodes
+    room, apart = Counter[str](), Counter[str]()  # nodes that fit, and roots, half on one host
     stays = Counter(usable[slot.host].product for slot in kept.values())
-    for slot in kept.values():
-        room[usable[slot.host].product] += bool(usable[slot.host].unusable)
+    on = Counter(slot.host for slot in kept.values())
+    for host in usable.values():
+        fit = on[host.name] if host.unusable else host.slots
+        room[host.product] += fit
+        apart[host.product] += min(fit, half)
+
+    def suffices(product: str) -> bool:
+        roots = spec.decode.roots if spec.decode.copies == 2 else 0
+        return room[product] >= spec.decode.nodes and apart[product] >= roots
+
     best = min(room, key=lambda name: (
-        room[name] < spec.decode.nodes, -stays[name],
-        room[name] if room[name] >= spec.decode.nodes else -room[name], name,
+        not suffices(name), -stays[name], room[name] if suffices(name) else -room[name], name
     ))  # fmt: skip
     return ground({name: host for name, host in usable.items() if host.product == best})
 

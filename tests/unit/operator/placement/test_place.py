@@ -204,7 +204,7 @@ def test_a_cordoned_host_is_left_when_there_is_another_place(
     assert stays.warnings == ("b, where node 1 is, is cordoned",)
     assert names(placed(spec, [*nodes, make_node("c")], current)) == ["a/0", "c/0"]
     no = refused(spec, [make_node("a", deleting=True), *nodes[1:], make_node("c")], current)
-    assert no.missing.startswith("2 slots of 4 GPUs: 1 found; 1 host is ")
+    assert no.missing.startswith("2 slots of 4 GPUs: 1 found; no use, as it is ")
 
 
 def test_cpu_nodes_share_hosts_evenly(make_node: MakeNode, make_spec: MakeSpec) -> None:
@@ -220,8 +220,10 @@ def test_cpu_nodes_share_hosts_evenly(make_node: MakeNode, make_spec: MakeSpec) 
 def test_refusals_count_why_hosts_are_not_usable(make_node: MakeNode, make_spec: MakeSpec) -> None:
     nodes = [make_node("a", cordoned=True), make_node("b", cordoned=True), make_node("c", gpus=2)]
     no = refused(make_spec(nodes=1), nodes)
-    assert no.missing == ("1 slots of 4 GPUs: 0 found; 2 hosts is cordoned; "
-                          "1 host has fewer than 4 free nvidia.com/gpu")  # fmt: skip
+    assert no.missing == (
+        "1 slots of 4 GPUs: 0 found; no use, as it is cordoned (2 hosts), "
+        "has fewer than 4 free nvidia.com/gpu (1 host)"
+    )
     assert no.remedy == "add or free hosts"
     assert refused(make_spec(nodes=1), []).missing == "1 slots of 4 GPUs: 0 found"
 
