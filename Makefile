@@ -13,12 +13,12 @@ SOURCES := services loadgen operator tests protos bench
 BENCHES := $(patsubst bench/%.py,build/bench/%.json,$(shell grep -ls __main__ bench/*.py))
 PINS := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-full soak lint protos bench clean $(BENCHES)
+.PHONY: help demo test test-full test-k8s soak lint protos bench clean $(BENCHES)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 demo: $(VENV)/demo.stamp ## start a pool on this machine, watch it answer, stop it; ARGS go to `tknp demo`
 	$(BIN)/tknp demo $(ARGS)
@@ -31,6 +31,9 @@ test: $(VENV)/dev.stamp ## run the tests by WORKERS=2 processes; ARGS go to pyte
 
 test-full: $(VENV)/dev.stamp ## run the tests and every further combination
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not soak" $(ARGS)
+
+test-k8s: $(VENV)/dev.stamp ## run the Kubernetes tests on the cluster of KUBECONFIG too, see tests/k8s/conftest.py
+	$(BIN)/python -m pytest -m k8s tests/k8s $(ARGS)
 
 soak: $(VENV)/dev.stamp ## ten minutes under load while clients and prefill replicas die
 	$(BIN)/python -m pytest -m soak -s tests/soak $(ARGS)

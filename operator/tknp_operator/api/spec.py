@@ -209,8 +209,8 @@ class Gateway(Part):
     """Pods, where nothing scales them."""
     autoscaling: GatewayScaling | None = None
     """By open streams; unset: replicas stays as it is."""
-    ray: Literal["auto", "standalone", "rayService"] = "auto"
-    """auto: a KubeRay RayService where its CRD is served, else Ray inside each pod."""
+    ray: Literal["standalone"] = "standalone"
+    """Each pod runs Ray by itself, so that pods come and go one by one."""
     api_keys_secret: Name | None = None
     """Has keys.yaml; unset: the operator makes one key in NAME-api-keys."""
     tls_secret: Name | None = None

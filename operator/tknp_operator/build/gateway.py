@@ -1,4 +1,4 @@
-"""The gateway: a Deployment whose pods run Ray Serve by themselves, or KubeRay's RayService.
+"""The gateway: a Deployment whose pods run Ray Serve by themselves.
 
 Pods find the coordinator by its Service, which always has the present epoch's, so that streams that
 lose one epoch go on with the next.

@@ -1,13 +1,8 @@
-"""Hosts for placement, with what a running pool may expect of them.
-
-A host of the running pool stays usable while it is cordoned, tainted, or not Ready for less than
-`nodeLostSeconds`: moving a node ends every stream's step, so it must be worth it.
-"""
+"""Hosts for placement, and those whose pods nobody reaches any more."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from datetime import datetime
 
 from tknp_operator.api.spec import Spec
@@ -19,22 +14,26 @@ def offered(
     spec: Spec, observed: Observed, running_on: Collection[str], now: datetime
 ) -> tuple[tuple[Host, ...], float | None]:
     """Hosts, and seconds until one that is not Ready counts as lost; None: there is none."""
-    soonest: float | None = None
-    stays: set[str] = set()
-    for node in observed.nodes:
-        name = node["metadata"]["name"]
-        if name not in running_on or "deletionTimestamp" in node["metadata"]:
-            continue
-        since = lost_since(node)
-        if since is None:
-            stays.add(name)
-            continue
-        left_s = spec.timeouts.node_lost_seconds - (now - since).total_seconds()
-        if left_s > 0:
-            stays.add(name)
-            soonest = left_s if soonest is None else min(soonest, left_s)
-    hosts = tuple(
-        replace(host, unusable="") if host.name in stays else host
-        for host in read_hosts(observed.nodes, spec, observed.used_gpus)
-    )
-    return hosts, soonest
+    left_s = [
+        spec.timeouts.node_lost_seconds - (now - since).total_seconds()
+        for node in observed.nodes if node["metadata"]["name"] in running_on
+        if (since := lost_since(node)) is not None
+    ]  # fmt: skip
+    soonest = min((left for left in left_s if left > 0), default=None)
+    return read_hosts(observed.nodes, spec, observed.used_gpus, now), soonest
+
+
+def lost_hosts(spec: Spec, observed: Observed, now: datetime) -> frozenset[str]:
+    """Hosts of pods whose machine is gone, or has not been Ready for `nodeLostSeconds`.
+
+    Nobody there ends a pod: it stays Terminating until somebody deletes it by force.
+    """
+    nodes = {node["metadata"]["name"]: node for node in observed.nodes}
+    lost = set()
+    for host in {pod["spec"].get("nodeName", "") for pod in observed.pods()} - {""}:
+        since = (
+            lost_since(nodes[host]) if host in nodes else datetime.min.replace(tzinfo=now.tzinfo)
+        )
+        if since and (now - since).total_seconds() >= spec.timeouts.node_lost_seconds:
+            lost.add(host)
+    return frozenset(lost)

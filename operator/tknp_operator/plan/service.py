@@ -26,7 +26,7 @@ from tknp_operator.build.pool import compatibility, membership_map, pool_file_ma
 from tknp_operator.build.secrets import api_keys_secret, internal_secret, renewal_due
 from tknp_operator.placement.layers import layout_of
 from tknp_operator.placement.place import Placement, Refused, place
-from tknp_operator.plan.hosts import offered
+from tknp_operator.plan.hosts import lost_hosts, offered
 from tknp_operator.plan.observed import (
     Epoch,
     Observed,
@@ -85,10 +85,11 @@ def plan(service: Service, observed: Observed, now: datetime) -> Plan:
     if blocked:
         return _told(service, observed, now, steps, Outcome("Hydrating", blocked), placed,
                      current, 30.0)  # fmt: skip
-    why = _why_new(observed, current, wanted_hash, placed)
+    lost = lost_hosts(service.spec, observed, now)
+    why = _why_new(observed, current, wanted_hash, placed, lost)
     if why:
         outcome = Outcome("Changing", why)
-        current = _turn(service, observed, known, placed, why, steps)
+        current = _turn(service, observed, known, placed, why, lost, steps)
     else:
         outcome = Outcome("", "")
     if current is not None and (not why or current not in known):
@@ -129,8 +130,6 @@ def _lacking(service: Service, observed: Observed) -> str:
     if service.spec.topology.compute_domain and compute_domain.KIND not in observed.served:
         return ("the cluster serves no ComputeDomain: install NVIDIA's DRA driver and restart the "
                 "operator, or set topology.computeDomain false")  # fmt: skip
-    if service.spec.gateway.enabled and service.spec.gateway.ray == "rayService":
-        return "gateways run as a Deployment here, not as a RayService: set gateway.ray standalone"
     return ""
 
 
@@ -152,7 +151,10 @@ def _hydration(service: Service, observed: Observed, steps: list[Step]) -> str:
     return "the model is being copied"
 
 
-def _why_new(observed: Observed, current: Epoch | None, wanted_hash: str, placed: Placement) -> str:
+def _why_new(
+    observed: Observed, current: Epoch | None, wanted_hash: str, placed: Placement,
+    lost: frozenset[str],
+) -> str:  # fmt: skip
     """Why the present epoch can't go on; empty if it can."""
     if current is None:
         return "the first epoch"
@@ -166,7 +168,11 @@ def _why_new(observed: Observed, current: Epoch | None, wanted_hash: str, placed
         return f"node {moved[0]} has lost its host" if moved else "the number of nodes has changed"
     pods = observed.pods(epoch=current.number)
     for pod in pods:
-        if label(pod, f"{GROUP}/role") != "prefill" and (ending(pod) or finished(pod)):
+        if label(pod, f"{GROUP}/role") == "prefill":
+            continue
+        if pod["spec"].get("nodeName") in lost:
+            return f"host {pod['spec']['nodeName']} of pod {pod['metadata']['name']} is lost"
+        if ending(pod) or finished(pod):
             return f"pod {pod['metadata']['name']} is gone: {trouble(pod) or 'deleted or evicted'}"
     if observed.pods("coordinator", current.number):  # made last, so that all have been made
         seen = {label(pod, f"{GROUP}/node") for pod in observed.pods("decode", current.number)}
@@ -178,19 +184,26 @@ def _why_new(observed: Observed, current: Epoch | None, wanted_hash: str, placed
 
 def _turn(
     service: Service, observed: Observed, known: list[Epoch], placed: Placement, why: str,
-    steps: list[Step],
+    lost: frozenset[str], steps: list[Step],
 ) -> Epoch | None:  # fmt: skip
-    """End what is; begin the next epoch once no coordinator is left. The epoch that then is."""
+    """End what is; begin the next epoch once no coordinator is left. The epoch that then is.
+
+    Pods on `lost` hosts are deleted by force and not waited for: nothing reaches them any more, and
+    the coordinator's Service will not select them.
+    """
     current = known[-1] if known else None
     coordinators = observed.pods("coordinator")
     if current is not None and not current.closed:
         steps.append(Annotate("ConfigMap", f"{service.name}-pool-{current.number}", CLOSED, why))
-    if coordinators:
-        steps += [_delete(pod) for pod in coordinators if not ending(pod)]
+    gone = [pod for pod in observed.pods() if pod["spec"].get("nodeName") in lost]
+    steps += [_delete(pod, 0) for pod in gone]
+    if any(pod not in gone for pod in coordinators):
+        steps += [_delete(pod) for pod in coordinators if not ending(pod) and pod not in gone]
         return current
     number = (current.number if current else int(service.prior.get("epoch") or 0)) + 1
     steps += [_delete(pod, _ABRUPT_S) for pod in observed.pods()
-              if label(pod, f"{GROUP}/role") != "gateway" and not ending(pod)]  # fmt: skip
+              if label(pod, f"{GROUP}/role") != "gateway" and not ending(pod)
+              and pod not in gone]  # fmt: skip
     steps.append(Create(pool_file_map(service, number, placed)))
     steps += [Event("Normal", "Placed", f"node {node.index} {node.reason}")
               for node in placed.nodes]  # fmt: skip
