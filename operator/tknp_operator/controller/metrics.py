@@ -14,6 +14,8 @@ class Metrics:
             "tknp_operator_reconciles", "Rounds of planning and doing.", ["result"],
             registry=self.registry,
         )  # fmt: skip
+        for result in ("done", "failed"):
+            self.rounds.labels(result)  # from 0 on, so that the first one counts as an increase
         self.seconds = Histogram(
             "tknp_operator_reconcile_seconds", "One round.", registry=self.registry,
             buckets=(0.005, 0.02, 0.1, 0.5, 2, 10, 60),
