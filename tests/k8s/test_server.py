@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes.client import ApiException
-
 from kubernetes import client, watch
+from kubernetes.client import ApiException
 
 NOTICED_S = 60.0
 POD = {

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
-
 from kubernetes import client, config
+
 from tknp.errors import InvalidValue, TknpError
 from tknp_operator.build.names import MANAGER
 from tknp_operator.cluster.kinds import KINDS, Kind

@@ -11,10 +11,9 @@ import os
 import uuid
 from collections.abc import Callable
 
+from kubernetes import client
 from kubernetes.leaderelection import electionconfig, leaderelection
 from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
-
-from kubernetes import client
 
 log = logging.getLogger(__name__)
 LEASE = "tknp-operator"
