@@ -40,6 +40,7 @@ from tknp.v1 import (
 )
 from tknp.v1.attention_owner_pb2 import KvChunk, ReleaseRequest, ReserveRequest, TransferRequest
 from tknp.v1.common_pb2 import RequestKey, Sampling
+from tknp.v1.decode_root_pb2 import PrepareRequest
 from tknp.v1.inference_pb2 import Chat, ChatMessage, GenerateRequest
 from tknp.v1.prefill_pb2 import PrefillChunk, PrefillRequest
 
@@ -324,6 +325,7 @@ def templates(target: Target, pages: list[common_pb2.Placement]) -> dict[str, li
             key=KEY, epoch=EPOCH, token_ids=ids, sampling=sampling, placements=pages, owners=owners
         ),
         chunk,
+        PrepareRequest(json_schema='{"type": "object"}'),
     ]  # fmt: skip
     result: dict[str, list[Message]] = {}
     for message in found:
