@@ -14,7 +14,7 @@ from tknp.errors import TknpError
 from tknp_operator.api.crd import custom_resource_definition, text
 from tknp_operator.cluster.client import Api, connect
 from tknp_operator.controller.health import serve
-from tknp_operator.controller.leader import lead
+from tknp_operator.controller.leader import LEASE, lead
 from tknp_operator.controller.loop import Controller
 from tknp_operator.controller.metrics import Metrics
 
@@ -37,6 +37,12 @@ KUBECONFIG = click.option(
     show_default="in a pod: yes",
     help="Whether replicas take turns by a Lease.",
 )
+@click.option(
+    "--lease-name",
+    default=LEASE,
+    show_default=True,
+    help="Of that Lease: one for each set of replicas.",
+)
 @click.option("--lease-namespace", help="Where that is; unset: the pod's own.")
 @click.option(
     "--metrics-port",
@@ -54,7 +60,8 @@ KUBECONFIG = click.option(
 @click.pass_context
 def command(
     context: click.Context, kubeconfig: Path | None, namespace: str | None,
-    leader_elect: bool | None, lease_namespace: str | None, metrics_port: int, log_level: str,
+    leader_elect: bool | None, lease_name: str, lease_namespace: str | None, metrics_port: int,
+    log_level: str,
 ) -> None:  # fmt: skip
     """Keep every TokenParallelService of a cluster as it is asked for, until SIGTERM.
 
@@ -77,8 +84,8 @@ def command(
         controller.run(stop)
         return
     where = lease_namespace or (OWN_NAMESPACE.read_text() if OWN_NAMESPACE.exists() else "default")
-    leader = threading.Thread(target=lead, args=(api, where, lambda: controller.run(stop)),
-                              name="leader", daemon=True)  # fmt: skip
+    arguments = api, where, lease_name, lambda: controller.run(stop)
+    leader = threading.Thread(target=lead, args=arguments, name="leader", daemon=True)
     leader.start()
     stop.wait()
 

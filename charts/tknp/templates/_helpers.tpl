@@ -35,7 +35,8 @@ app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "tknp.engine.image" -}}
-{{- with .Values.image }}{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{ end -}}
+{{- $cpu := eq "cpu" (dig "decode" "device" "cuda" .Values.service.spec) -}}
+{{- with .Values.image }}{{ ternary .repository .cudaRepository $cpu }}:{{ default $.Chart.AppVersion .tag }}{{ end -}}
 {{- end -}}
 
 {{- define "tknp.operator.account" -}}

@@ -10,9 +10,11 @@ from tknp_operator.api.spec import GROUP, KIND, VERSION
 
 COORDINATOR_PORT, DECODE_PORT, PREFILL_PORT = 50_051, 50_100, 50_200
 DATA_PLANE_PORT, PREFILL_DATA_PLANE_PORT, METRICS_PORT, HTTP_PORT = 29_500, 29_600, 9400, 8000
+MOST_RANKS = 16  # of one pod, and so of ports in a row
 MANAGER = "tknp-operator"
 POOL, EPOCH, ROLE, NODE, HASH = (f"{GROUP}/{key}" for key in
                                  ("pool", "epoch", "role", "node", "compatibility"))  # fmt: skip
+CLIENT = f"{GROUP}/client"  # pods that may dial coordinators
 FINALIZER, CLOSED, APPLIED = (f"{GROUP}/{key}" for key in ("drain", "closed", "applied"))
 POOL_DIRECTORY, SECRET_DIRECTORY = "/etc/tknp/pool", "/etc/tknp/internal"
 KEYS_DIRECTORY, MODEL_DIRECTORY = "/etc/tknp/keys", "/models"

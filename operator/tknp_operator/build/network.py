@@ -6,9 +6,12 @@ from typing import Any
 
 from tknp_operator.api.service import Service
 from tknp_operator.build.names import (
+    CLIENT,
     COORDINATOR_PORT,
     EPOCH,
     HTTP_PORT,
+    METRICS_PORT,
+    MOST_RANKS,
     POOL,
     ROLE,
     metadata,
@@ -33,6 +36,33 @@ def coordinator_service(service: Service, epoch: int) -> dict[str, Any]:
 def gateway_service(service: Service) -> dict[str, Any]:
     """The public HTTP port."""
     return _service(service, "gateway", "http", HTTP_PORT, {})
+
+
+def network_policy(service: Service) -> dict[str, Any]:
+    """Ports of the pool answer its own pods; the data plane asks nobody who they are.
+
+    Besides: metrics, which ask for the pool's certificate, and the coordinator's gRPC port, which
+    asks for a token, from pods of any namespace that carry the label tknp.io/client.
+    """
+    pool = {"podSelector": {"matchLabels": {POOL: service.name}}}
+    client = {"namespaceSelector": {}, "podSelector": {"matchLabels": {CLIENT: "true"}}}
+    metrics = {"port": METRICS_PORT, "endPort": METRICS_PORT + MOST_RANKS - 1, "protocol": "TCP"}
+    return {
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": metadata(service, f"{service.name}-pool", "pool"),
+        "spec": {
+            "podSelector": {
+                "matchLabels": {POOL: service.name},
+                "matchExpressions": [{"key": ROLE, "operator": "NotIn", "values": ["gateway"]}],
+            },
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [pool]},
+                {"ports": [metrics]},
+                {"from": [client], "ports": [{"port": COORDINATOR_PORT, "protocol": "TCP"}]},
+            ],
+        },
+    }  # fmt: skip
 
 
 def disruption_budget(service: Service, role: str) -> dict[str, Any]:

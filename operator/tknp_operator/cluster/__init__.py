@@ -5,7 +5,7 @@
     pods, jobs                        get list watch create delete
     configmaps                        get list watch create patch delete
     secrets                           list watch create delete
-    services, deployments, poddisruptionbudgets, horizontalpodautoscalers
+    services, deployments, networkpolicies, poddisruptionbudgets, horizontalpodautoscalers
                                       get list watch create patch delete
     computedomains.resource.nvidia.com, where the cluster has them
                                       get list watch create patch

@@ -38,6 +38,7 @@ OWNED = (
     Kind("Service", "/api/v1", "services"),
     Kind("Deployment", "/apis/apps/v1", "deployments"),
     Kind("Job", "/apis/batch/v1", "jobs"),
+    Kind("NetworkPolicy", "/apis/networking.k8s.io/v1", "networkpolicies"),
     Kind("PodDisruptionBudget", "/apis/policy/v1", "poddisruptionbudgets"),
     Kind("HorizontalPodAutoscaler", "/apis/autoscaling/v2", "horizontalpodautoscalers"),
 )

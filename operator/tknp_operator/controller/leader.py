@@ -20,11 +20,11 @@ LEASE = "tknp-operator"
 LEASE_S, RENEW_S, RETRY_S = 15, 10, 2
 
 
-def lead(api: client.ApiClient, namespace: str, act: Callable[[], None]) -> None:
-    """Wait for the Lease of `namespace`, call `act` in a thread, and never return: lost is lost."""
+def lead(api: client.ApiClient, namespace: str, name: str, act: Callable[[], None]) -> None:
+    """Wait for Lease `name` of `namespace`, call `act` in a thread, never return: lost is lost."""
     identity = f"{os.environ.get('HOSTNAME', 'operator')}_{uuid.uuid4().hex[:8]}"
     client.Configuration.set_default(api.configuration)  # which the lock's own client takes
-    lock = LeaseLock(LEASE, namespace, identity)
+    lock = LeaseLock(name, namespace, identity)
 
     def lost() -> None:
         log.error("the lease is lost")

@@ -20,6 +20,7 @@ from tknp_operator.build.network import (
     disruption_budget,
     gateway_service,
     headless_service,
+    network_policy,
 )
 from tknp_operator.build.pods import coordinator_pod, decode_pod, prefill_pod
 from tknp_operator.build.pool import compatibility, membership_map, pool_file_map
@@ -118,7 +119,7 @@ def _basis(service: Service, observed: Observed, now: datetime) -> Iterable[Step
     keys = f"{service.name}-api-keys"
     if keys_secret_name(service) == keys and observed.get("Secret", keys) is None:
         yield Create(api_keys_secret(service))
-    wanted = [headless_service(service)]
+    wanted = [headless_service(service), network_policy(service)]
     wanted += [disruption_budget(service, role) for role in ("decode", "coordinator", "prefill")]
     if service.spec.topology.compute_domain and compute_domain.KIND in observed.served:
         wanted.append(compute_domain.compute_domain(service))

@@ -141,7 +141,8 @@ def test_services_keep_the_schema_of_the_crd(render: Render, name: str) -> None:
     jsonschema.validate(service["spec"], schema)
     from tknp_operator.api.service import parse
 
-    assert parse(service).spec.image == "tknp/engine:0.1.0"
+    wanted = "engine" if service["spec"]["decode"].get("device") == "cpu" else "cuda"
+    assert parse(service).spec.image == f"tknp/{wanted}:0.1.0"
 
 
 @pytest.mark.parametrize(("values", "named"), WRONG)
