@@ -14,7 +14,8 @@ from tknp_operator.plan import describe, plan
 
 CLOSE = "annotate ConfigMap/s-pool-1 closed"
 FIRST = [
-    "create Secret/s-internal", "create Secret/s-api-keys", "apply Service/s-pool", "apply NetworkPolicy/s-pool",
+    "create Secret/s-internal", "create Secret/s-api-keys", "apply Service/s-pool",
+    "apply NetworkPolicy/s-pool",
     "apply PodDisruptionBudget/s-decode", "apply PodDisruptionBudget/s-coordinator",
     "apply PodDisruptionBudget/s-prefill", "create ConfigMap/s-pool-1",
     "create Pod/s-decode-1-0", "create Pod/s-decode-1-1", "create Pod/s-prefill-1-0",
