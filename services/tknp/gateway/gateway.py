@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 from tknp.client import Client
-from tknp.errors import CapacityError, InvalidValue
+from tknp.errors import CapacityError, InvalidValue, TknpError
 from tknp.gateway.access import REQUEST
-from tknp.gateway.generation import Ask, Generations, Piece
+from tknp.gateway.generation import Ask, Generations, Piece, is_lost
+from tknp.gateway.holding import Holding
 from tknp.gateway.keys import Keys, Tenant, read_keys
 from tknp.gateway.metrics import GatewayMetrics
 from tknp.gateway.pools import Pools
@@ -39,8 +40,13 @@ class Gateway:
         self.pools = Pools(
             settings.pools, lambda target: Client(target, settings.tls_ca, token or None)
         )
+        self.holding = Holding(self.pools, settings.max_held, settings.hold_s)
         self._generations = Generations(
-            self.pools, settings.replays, settings.replay_wait_s, self.metrics.replayed
+            self.pools,
+            self.holding,
+            settings.replays,
+            settings.replay_wait_s,
+            self.metrics.replayed,
         )
         self.inflight = 0
 
@@ -52,16 +58,23 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Whether some pool takes requests."""
-        return any(upstream.ready for upstream in self.pools.upstreams)
+        """Whether a request that comes now is taken: by a pool, or to wait for one."""
+        return self.holding.open
 
     async def encode(self, model: str, prompt: Prompt, special: bool = True) -> list[int]:
         """Ids of a prompt, by the tokenizer of `model`."""
         if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
             return [item for item in prompt if isinstance(item, int)]
         text = prompt if isinstance(prompt, str) else [p for p in prompt if not isinstance(p, int)]
-        client = self.pools.pick(model).client
-        return await client.tokenize(text, add_special_tokens=special)
+        until_s = time.monotonic() + self.settings.hold_s
+        while True:
+            upstream = await self.holding.pick(model, until_s - time.monotonic())
+            try:
+                return await upstream.client.tokenize(text, add_special_tokens=special)
+            except TknpError as error:
+                if not is_lost(error) or time.monotonic() >= until_s:
+                    raise
+                upstream.lost(str(error))
 
     async def decode(self, model: str, ids: Sequence[int]) -> str:
         """Text of `ids`, by the tokenizer of `model`."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from tknp.client import RequestFailed, received_ids
 from tknp.errors import DeadlineExceeded, ProtocolError, TknpError, Unavailable
+from tknp.gateway.holding import Holding
 from tknp.gateway.pools import Pools
 from tknp.rpc.ids import pack_ids
 from tknp.v1.common_pb2 import FinishReason, Logprobs, Sampling
@@ -57,13 +58,16 @@ class Ask:
 class Generations:
     """Runs requests on `pools`. `replayed` is called with the reason each time one is sent again.
 
-    `replays`: at most, a request; `wait_s`: for a pool, each time.
+    `holding`: where a request waits for its first pool. `replays`: at most, a request; `wait_s`:
+    for a pool, each time.
     """
 
     def __init__(
-        self, pools: Pools, replays: int, wait_s: float, replayed: Callable[[str], None]
-    ) -> None:
+        self, pools: Pools, holding: Holding, replays: int, wait_s: float,
+        replayed: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._pools = pools
+        self._holding = holding
         self._replays = replays
         self._wait_s = wait_s
         self._replayed = replayed
@@ -72,7 +76,7 @@ class Generations:
         """Pieces of `ask`, the last with its finish. Raises TknpError; close it to cancel."""
         generated: list[int] = []
         attempt = 0
-        upstream = self._pools.pick(ask.model)
+        upstream = await self._holding.pick(ask.model, ask.deadline_s - time.monotonic())
         while True:
             try:
                 with upstream.taken():

@@ -125,7 +125,7 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def ready(self) -> Response:
-        """Whether some pool takes requests."""
+        """Whether requests are taken: by a pool, or to wait for one."""
         upstreams = self._gateway.pools.upstreams
         if not self._gateway.ready:
             raise Unavailable("; ".join(f"{u.target}: {u.error}" for u in upstreams) or "no pool")
@@ -158,7 +158,7 @@ class Api:
         if body.stream_options is not None and not body.stream:
             raise InvalidValue("stream_options", "...", "needs stream: true")
         sampling, stops = convert.sampling_of(body), convert.stops_of(body)
-        encoded = [await gateway.encode(body.model, prompt) for prompt in prompts]
+        encoded = await _unless_gone(request, self._encoded(body.model, prompts))
         context = REQUEST.get()
         name = f"{'chatcmpl' if chat else 'cmpl'}-{context.request_id if context else uuid.uuid4()}"
         asks = [
@@ -179,6 +179,11 @@ class Api:
                 choices = await _unless_gone(request, gathered(gateway, asks))
                 return JSONResponse(reply.whole(choices))
             return await self._stream(request, body, reply, asks, held)
+
+    async def _encoded(
+        self, model: str, prompts: Sequence[str | list[int] | list[ChatMessage]]
+    ) -> list[list[int]]:
+        return [await self._gateway.encode(model, prompt) for prompt in prompts]
 
     async def _stream(
         self, request: Request, body: SamplingFields, reply: replies.Reply, asks: list[Ask],

@@ -27,7 +27,7 @@ class GatewayMetrics:
         self.registry.read(table.GATEWAY_INFLIGHT, lambda: self._tenants("requests"))
         self.registry.read(table.GATEWAY_TOKENS_INFLIGHT, lambda: self._tenants("tokens"))
         self.registry.read(table.GATEWAY_POOLS, self._pools)
-        self.registry.ready(lambda: gateway.ready)
+        self.registry.ready(lambda: gateway.pools.ready)
 
     def answered(self, endpoint: str, status: str) -> None:
         """A request to `endpoint` has its status."""

@@ -1,7 +1,7 @@
 """The pools behind a gateway: where they are, whether they are ready, and which to ask.
 
     targets -> addresses (a DNS name may have many, and they change)
-            -> one Upstream each: GetModel once, GetStatus every second
+            -> one Upstream each: GetStatus every second, GetModel whenever it has come (back)
             -> pick: the ready one of a model with the least to do
 
 A pool is asked for as long as it is named. One that doesn't answer, or says that it is not ready,
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tknp.client import Client
@@ -76,7 +77,7 @@ class Upstream:
             if not self.status.ready:
                 self.error = self.status.error or "it is not ready"
                 return
-            if self.model is None:
+            if self.model is None or self.error:  # another pool may have come back in its place
                 self.model = await self.client.model(_CALL_S)
             self.error = ""
         except TknpError as error:
@@ -86,9 +87,14 @@ class Upstream:
 class Pools:
     """Every pool that `targets` name. `connect` makes a client of an address."""
 
-    def __init__(self, targets: Sequence[str], connect: Callable[[str], Client]) -> None:
+    def __init__(
+        self, targets: Sequence[str], connect: Callable[[str], Client],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._targets = tuple(targets)
         self._connect = connect
+        self._clock = clock
+        self._served_s = float("-inf")
         self._upstreams: dict[str, Upstream] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -96,6 +102,16 @@ class Pools:
     @property
     def upstreams(self) -> list[Upstream]:
         return list(self._upstreams.values())
+
+    @property
+    def ready(self) -> bool:
+        """Whether some pool takes requests."""
+        return any(upstream.ready for upstream in self.upstreams)
+
+    @property
+    def away_s(self) -> float:
+        """Seconds since a pool was last seen ready: 0 while one is, infinite before the first."""
+        return 0.0 if self.ready else self._clock() - self._served_s
 
     @property
     def models(self) -> list[GetModelResponse]:
@@ -185,6 +201,8 @@ class Pools:
 
     async def _look(self) -> None:
         await asyncio.gather(*(upstream.look() for upstream in self.upstreams))
+        if self.ready:
+            self._served_s = self._clock()
         self._changed.set()
 
     async def _resolve(self) -> None:

@@ -171,7 +171,7 @@ class Replica:
         )
 
     async def Check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
-        """grpc.health.v1: whether some pool takes requests."""
+        """grpc.health.v1: whether requests are taken, by a pool or to wait for one."""
         return _health(self._gateway)
 
     async def Watch(

@@ -49,6 +49,8 @@ class GatewaySettings:
                          which Ray keeps in the log of the worker
     replays              how often a stream that lost its pool is submitted again; 0: never
     replay_wait_s        how long such a stream waits for a pool
+    hold_s               how long a new request waits for a pool of its model; 0: it is refused
+    max_held             new requests of one replica that wait so, more are answered 503
     """
 
     pools: tuple[str, ...]
@@ -73,6 +75,8 @@ class GatewaySettings:
     log_file: str | None = None
     replays: int = 3
     replay_wait_s: float = 120.0
+    hold_s: float = 0.0
+    max_held: int = 256
 
     def __post_init__(self) -> None:
         if not self.pools:
@@ -85,7 +89,8 @@ class GatewaySettings:
             raise InvalidValue("http_host", self.http_host, "name an address to listen on")
         for name, low in (("http_port", 1), ("grpc_port", 0)):
             self._whole(name, low, 65535)
-        for name in ("min_replicas", "max_body_bytes", "max_output_tokens", "max_inflight"):
+        for name in ("min_replicas", "max_body_bytes", "max_output_tokens", "max_inflight",
+                     "max_held"):  # fmt: skip
             self._whole(name, 1, None)
         self._whole("max_replicas", self.min_replicas, None)
         self._whole("replays", 0, None)
@@ -95,8 +100,10 @@ class GatewaySettings:
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value < float("inf"):
                 raise InvalidValue(name, value, "must be a number above 0 seconds, not infinite")
-        if type(self.drain_s) not in (int, float) or not 0 <= self.drain_s < float("inf"):
-            raise InvalidValue("drain_s", self.drain_s, "must be a number of seconds, 0 for none")
+        for name in ("drain_s", "hold_s"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value < float("inf"):
+                raise InvalidValue(name, value, "must be a number of seconds, 0 for none")
         if bool(self.http_cert) != bool(self.http_key):
             raise InvalidValue("http_cert", self.http_cert, "give http_cert and http_key together")
         if self.http_client_ca and not self.http_cert:
