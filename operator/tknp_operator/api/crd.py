@@ -140,10 +140,18 @@ def _structural(
     return result
 
 
+class _Plain(yaml.SafeDumper):
+    """Writes what is used twice out twice: not every reader of YAML takes anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
 def text() -> str:
     """What charts/tknp/crds has."""
     made = "# Made by `python -m tknp_operator.api.crd`; edit operator/tknp_operator/api instead.\n"
-    return made + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=100)
+    crd = custom_resource_definition()
+    return made + yaml.dump(crd, Dumper=_Plain, sort_keys=False, width=100)
 
 
 def main() -> None:

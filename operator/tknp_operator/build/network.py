@@ -66,8 +66,13 @@ def network_policy(service: Service) -> dict[str, Any]:
 
 
 def disruption_budget(service: Service, role: str) -> dict[str, Any]:
-    """Decode pods and the coordinator may not be evicted: the pool would end. Of others, one."""
-    limit = {"maxUnavailable": 1 if role in ("prefill", "gateway") else 0}
+    """Decode pods and the coordinator may not be evicted: the pool would end. Of others, one.
+
+    Those two by number: for `maxUnavailable` Kubernetes takes the scale subresource of their owner
+    as the number of pods expected, and that counts prefill.
+    """
+    least = {"decode": service.spec.decode.nodes, "coordinator": 1}
+    limit = {"minAvailable": least[role]} if role in least else {"maxUnavailable": 1}
     return {
         "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
         "metadata": metadata(service, f"{service.name}-{role}", role),

@@ -14,7 +14,7 @@ from tknp.errors import InvalidValue, TknpError
 from tknp_operator.api.service import Service, parse
 from tknp_operator.api.spec import Spec
 from tknp_operator.api.status import condition
-from tknp_operator.build.names import POOL
+from tknp_operator.build.names import PAUSED, POOL
 from tknp_operator.cluster.client import Api
 from tknp_operator.cluster.execute import execute
 from tknp_operator.cluster.kinds import NODE, OPTIONAL, OWNED, POD, SERVICE, Kind
@@ -22,6 +22,7 @@ from tknp_operator.cluster.mirror import Mirror
 from tknp_operator.controller.metrics import Metrics
 from tknp_operator.placement.hosts import GPU
 from tknp_operator.plan import Observed, of_service, plan
+from tknp_operator.plan.observed import annotation
 from tknp_operator.plan.steps import SetStatus
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,8 @@ class Controller:
             for gauge in (self._metrics.epoch, self._metrics.ready):
                 gauge.remove(*key)
             return
+        if annotation(obj, PAUSED) == "true":
+            return  # until it changes
         began, again_s, result = time.monotonic(), RESYNC_S, "done"
         try:
             again_s = min(self._reconcile(obj, datetime.now(UTC)) or RESYNC_S, RESYNC_S)
