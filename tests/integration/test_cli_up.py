@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -20,6 +21,15 @@ from tknp.cli.main import main
 
 Start = Callable[..., subprocess.Popen[str]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
 
 
 def gone(pid: int) -> bool:
@@ -71,8 +81,8 @@ def ready(process: subprocess.Popen[str]) -> dict[str, Any]:
     return dict(json.loads(line))
 
 
-def tknp(*arguments: str) -> str:
-    result = CliRunner().invoke(main, arguments)
+def tknp(*arguments: str, stdin: str | None = None) -> str:
+    result = CliRunner().invoke(main, arguments, input=stdin)
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
@@ -89,9 +99,17 @@ def test_a_pool_serves_and_ctrl_c_leaves_nothing(start: Start, tmp_path: Path) -
     assert [record["completion_tokens"] for record in records] == [6, 6]
     assert {*map(tuple, (record["owners"] for record in records))} == {(0,), (1,)}
 
+    schema = tmp_path.with_suffix(".json")
+    schema.write_text(json.dumps(PERSON))
+    held = ("--target", target, "--json-schema", str(schema), "--temperature", "0")
+    answer = tknp("generate", *held, "--max-tokens", "100", "A person, as JSON.")
+    jsonschema.validate(json.loads(answer), PERSON)
+    said = tknp("chat", *held, stdin="A person, as JSON.\n")
+    jsonschema.validate(json.loads(said), PERSON)
+
     status = json.loads(tknp("status", "--target", target, "--json"))
     assert status["ready"]
-    assert status["completed"] == 2
+    assert status["completed"] == 4
     blocks = [
         (block["layer_start"], block["layer_stop"])
         for node in status["nodes"]

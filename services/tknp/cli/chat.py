@@ -18,8 +18,9 @@ import click
 from rich.text import Text
 
 from tknp.cli.generate import complete, write_message
-from tknp.cli.options import client_for, sampling_from, sampling_options, target_options
+from tknp.cli.options import client_for, target_options
 from tknp.cli.output import err, plural, report, seconds_text
+from tknp.cli.sampling import sampling_from, sampling_options
 from tknp.client import Client, Completion, request_for
 from tknp.errors import TknpError
 from tknp.v1.common_pb2 import Sampling

@@ -17,15 +17,9 @@ from typing import Any
 import click
 from rich.text import Text
 
-from tknp.cli.options import (
-    UINT32,
-    TokenIds,
-    client_for,
-    sampling_from,
-    sampling_options,
-    target_options,
-)
+from tknp.cli.options import UINT32, TokenIds, client_for, target_options
 from tknp.cli.output import exit_code, out, printable, report
+from tknp.cli.sampling import sampling_from, sampling_options
 from tknp.client import GENERATE_TIMEOUT_S, Client, Completion, Prompt, request_for
 from tknp.errors import TknpError
 from tknp.v1.common_pb2 import FinishReason, Sampling

@@ -12,7 +12,6 @@ from tknp.model.config import ITEM_BYTES
 
 if TYPE_CHECKING:
     from tknp.client import Client
-    from tknp.v1.common_pb2 import Sampling
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
@@ -199,32 +198,3 @@ def client_for(target: str, tls_ca: str | None, token_file: str | None) -> Clien
     from tknp.rpc.pem import read_token
 
     return Client(target, tls_ca, token_file and read_token("token_file", token_file))
-
-
-SAMPLING = (
-    click.option("--max-tokens", type=UINT32, help="Longest answer; unset: up to the context."),
-    click.option("--min-tokens", type=UINT32, help="Shortest answer."),
-    click.option("--temperature", type=float, help="0, the default, is greedy."),
-    click.option("--top-p", type=float, help="Nucleus: smallest set with this probability."),
-    click.option("--top-k", type=UINT32, help="Most likely tokens kept; 0: off."),
-    click.option("--min-p", type=float, help="Least probability relative to the likeliest."),
-    click.option("--seed", type=UINT64, help="Makes sampling repeatable."),
-    click.option("--repetition-penalty", type=float, help="Above 1 discourages repetition."),
-    click.option("--presence-penalty", type=float, help="Subtracted once a token has occurred."),
-    click.option("--frequency-penalty", type=float, help="Subtracted for each occurrence."),
-    click.option("--stop-token-id", "stop_token_ids", type=UINT32, multiple=True,
-                 help="Ends the answer; may be given several times."),
-    click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token."),
-)  # fmt: skip
-
-
-def sampling_options(function: F) -> F:
-    """Fields of the Sampling message, by name."""
-    return combined(*SAMPLING)(function)
-
-
-def sampling_from(values: dict[str, Any]) -> Sampling:
-    """A Sampling message of the values given; the server validates them and fills the rest."""
-    from tknp.v1.common_pb2 import Sampling
-
-    return Sampling(**{name: value for name, value in values.items() if value is not None})

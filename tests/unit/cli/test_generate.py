@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,27 @@ def test_sampling_fields_are_sent_only_when_given(fake_pool: Any) -> None:
         "seed": 0, "top_p": 0.5, "stop_token_ids": [3, 4], "ignore_eos": True, "max_tokens": 0,
         "temperature": 0.25,
     }  # fmt: skip
+
+
+def test_a_schema_is_sent_and_goes_with_no_other(fake_pool: Any, tmp_path: Path) -> None:
+    schema, broken = tmp_path / "schema.json", tmp_path / "broken.json"
+    schema.write_text('{ "type": "integer",\n "title": "\u00e9" }\n')
+    broken.write_text("{")
+    for flags in (("--json-schema", str(schema)), ("--json-object",)):
+        assert run("--target", fake_pool.target, *flags, "a").exit_code == 0
+    assert [request.sampling.json_schema for request in fake_pool.requests] == [
+        '{"type":"integer","title":"\u00e9"}', '{"type":"object"}',
+    ]  # fmt: skip
+    for refused, message in (
+        (["--json-object", "--json-schema", str(schema)], "not both"),
+        (["--json-schema", str(schema), "--json-object"], "not both"),
+        (["--json-schema", str(broken)], "broken.json' is not JSON"),
+        (["--json-schema", str(tmp_path / "absent")], "can't be read: No such file"),
+    ):
+        result = run("--target", fake_pool.target, *refused, "a")
+        assert result.exit_code == 2
+        assert message in " ".join(result.stderr.split())
+    assert len(fake_pool.requests) == 2
 
 
 def test_prompt_from_standard_input(fake_pool: Any) -> None:
