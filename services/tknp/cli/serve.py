@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import click
 
 from tknp.cli.options import POOL_VARIABLES, combined, option, pool_settings
-from tknp.cli.processes import Command, Interrupted, Supervisor
+from tknp.cli.processes import GRACE_S, Command, Interrupted, Supervisor
 from tknp.config import PoolConfig, Role, read_pool, write_pool
 from tknp.errors import InvalidValue, TknpError
 
@@ -66,7 +66,7 @@ async def _serve_ranks(pool: PoolConfig, name: str, role: str, which: Sequence[s
     with tempfile.TemporaryDirectory(prefix="tknp-") as directory:
         pool_file = Path(directory) / "pool.yaml"
         write_pool(pool, pool_file)
-        async with Supervisor() as supervisor:
+        async with Supervisor(grace_s=pool.drain_s + GRACE_S) as supervisor:
             for rank in range(ranks):
                 argv = serve_argv(role, pool_file, *which, "--rank", str(rank))
                 await supervisor.start(

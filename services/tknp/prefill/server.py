@@ -1,8 +1,13 @@
-"""Serves one TP rank of a prefill replica until it is told to stop or fails."""
+"""Serves one TP rank of a prefill replica until it is told to stop or fails.
+
+Told to stop it says so to the coordinator, takes no new prompt and ends those in hand for
+`drain_s`; what is left then is handed on: its call ends as lost and goes to another replica.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -24,6 +29,7 @@ from tknp.rpc.stall import STALLS_A_TIMEOUT, Stall
 from tknp.transport.base import Transport
 from tknp.transport.factory import join
 from tknp.v1 import prefill_pb2
+from tknp.v1.common_pb2 import Phase
 from tknp.v1.prefill_pb2_grpc import add_PrefillServicer_to_server
 
 log = logging.getLogger(__name__)
@@ -63,16 +69,18 @@ class PrefillServer:
         channel = partial(connect, security=security)
         self._siblings = [channel(a) for a in (addresses[1:] if t == 0 else ())]
         self.runtime = PrefillRuntime(pool, replica, t, self._siblings, connect_replica, channel)
+        self._service = PrefillService(self.runtime)
         self._server = Server(addresses[t], [SERVICE], security)
         if metrics_address is None:
             metrics_address = pool.config.prefill[replica].metrics_address(t)
         registry = self.runtime.metrics.registry
         self._metrics = MetricsServer(registry, metrics_address, pool.config.tls_files)
+        self._drain_s = pool.config.drain_s
         self._stall = Stall(clock, STALLS_A_TIMEOUT * pool.config.timeout_s)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        add_PrefillServicer_to_server(PrefillService(self.runtime), self._server.grpc)
+        add_PrefillServicer_to_server(self._service, self._server.grpc)
         self._metrics.start()
         await self._server.start()
         self._tasks = [asyncio.create_task(self._prepare()), asyncio.create_task(self._watch())]
@@ -93,6 +101,14 @@ class PrefillServer:
     async def settled(self) -> None:
         """Wait until it is ready, or can't be."""
         await asyncio.wait(self._tasks[:1])
+
+    async def drain(self) -> None:
+        """Refuse new prompts; those in hand end, or are handed on after `drain_s`."""
+        self.runtime.life.enter(Phase.PHASE_DRAINING)
+        await self._server.ready(False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s):
+                await self._service.idle()
 
     async def stop(self) -> None:
         """Stop. The port closes last: owners take a closed port for the end of all writes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -17,7 +18,7 @@ from tknp.rpc.ids import unpack_ids
 from tknp.sampling.params import validate
 from tknp.v1 import prefill_pb2 as pb
 from tknp.v1 import prefill_pb2_grpc
-from tknp.v1.common_pb2 import DescribeRequest
+from tknp.v1.common_pb2 import DescribeRequest, Phase
 
 
 class PrefillService(prefill_pb2_grpc.PrefillServicer):
@@ -27,6 +28,13 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         self._runtime = runtime
         self._running: set[Key] = set()
         self._following = False
+        self._ended = asyncio.Event()
+
+    async def idle(self) -> None:
+        """Wait until no prompt is in hand here, nor, on other TP ranks, at rank 0."""
+        while self._running or self._following:
+            self._ended.clear()
+            await self._ended.wait()
 
     async def Describe(self, request: DescribeRequest, context: Any) -> pb.PrefillDescription:
         runtime = self._runtime
@@ -44,6 +52,8 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         replica = self._runtime.replica
         if replica is None:
             raise Unavailable("this prefill rank is not ready, or not TP rank 0")
+        if self._runtime.life.phase == Phase.PHASE_DRAINING:
+            raise Unavailable("this prefill replica is shutting down")
         key, vocab_size = key_from(request.key), self._runtime.vocab_size
         prompt = unpack_ids("token_ids", request.token_ids)
         check_prompt(prompt, request.generated, vocab_size, self._runtime.max_prompt_tokens)
@@ -62,6 +72,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
             )  # fmt: skip
         finally:
             self._running.discard(key)
+            self._ended.set()
         drawn = result.drawn
         token = token_to(drawn.token, drawn.logprobs, drawn.error)
         return pb.PrefillResponse(
@@ -87,3 +98,4 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
                     yield done
         finally:
             self._following = False
+            self._ended.set()
