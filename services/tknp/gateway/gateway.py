@@ -9,13 +9,13 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 from tknp.client import Client
 from tknp.errors import CapacityError, InvalidValue, TknpError
 from tknp.gateway.access import REQUEST
-from tknp.gateway.generation import Ask, Generations, Piece, is_lost
+from tknp.gateway.generation import Ask, Generations, Piece
 from tknp.gateway.holding import Holding
 from tknp.gateway.keys import Keys, Tenant, read_keys
 from tknp.gateway.metrics import GatewayMetrics
@@ -30,23 +30,23 @@ _SEED_BITS = 63
 
 
 class Gateway:
-    """One replica. `start` before, `close` after."""
+    """One replica. `start` before, `close` after. `connect`: makes the client of a pool."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(
+        self, settings: GatewaySettings, connect: Callable[[str], Client] | None = None
+    ) -> None:
         self.settings = settings
         self.keys: Keys = read_keys(settings.keys_file)
         self.metrics = GatewayMetrics(self)
         token = settings.token_file and read_token("token_file", settings.token_file)
-        self.pools = Pools(
-            settings.pools, lambda target: Client(target, settings.tls_ca, token or None)
-        )
+
+        def client(target: str) -> Client:
+            return Client(target, settings.tls_ca, token or None)
+
+        self.pools = Pools(settings.pools, connect or client)
         self.holding = Holding(self.pools, settings.max_held, settings.hold_s)
         self._generations = Generations(
-            self.pools,
-            self.holding,
-            settings.replays,
-            settings.replay_wait_s,
-            self.metrics.replayed,
+            self.pools, settings.replays, settings.replay_wait_s, self.metrics.replayed
         )
         self.inflight = 0
 
@@ -62,19 +62,21 @@ class Gateway:
         return self.holding.open
 
     async def encode(self, model: str, prompt: Prompt, special: bool = True) -> list[int]:
-        """Ids of a prompt, by the tokenizer of `model`."""
+        """Ids of a prompt, by the tokenizer of `model`. Here requests come in.
+
+        One that comes while no pool takes any waits as `holding` allows, or is refused. One that
+        has been let in and loses its pool waits as its stream would.
+        """
+        upstream = await self.holding.pick(model)
         if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
             return [item for item in prompt if isinstance(item, int)]
         text = prompt if isinstance(prompt, str) else [p for p in prompt if not isinstance(p, int)]
-        until_s = time.monotonic() + self.settings.hold_s
+        losses = self._generations.losses(model)
         while True:
-            upstream = await self.holding.pick(model, until_s - time.monotonic())
             try:
                 return await upstream.client.tokenize(text, add_special_tokens=special)
             except TknpError as error:
-                if not is_lost(error) or time.monotonic() >= until_s:
-                    raise
-                upstream.lost(str(error))
+                upstream = await losses.next(upstream, error, brought=False)
 
     async def decode(self, model: str, ids: Sequence[int]) -> str:
         """Text of `ids`, by the tokenizer of `model`."""

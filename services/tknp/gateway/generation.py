@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from tknp.client import RequestFailed, received_ids
-from tknp.errors import DeadlineExceeded, ProtocolError, TknpError, Unavailable
-from tknp.gateway.holding import Holding
+from tknp.client import received_ids
+from tknp.errors import DeadlineExceeded, ProtocolError, TknpError
+from tknp.gateway.losses import Losses
 from tknp.gateway.pools import Pools
 from tknp.rpc.ids import pack_ids
 from tknp.v1.common_pb2 import FinishReason, Logprobs, Sampling
@@ -58,26 +58,28 @@ class Ask:
 class Generations:
     """Runs requests on `pools`. `replayed` is called with the reason each time one is sent again.
 
-    `holding`: where a request waits for its first pool. `replays`: at most, a request; `wait_s`:
-    for a pool, each time.
+    `replays`: at most, a request; `wait_s`: for a pool, each time.
     """
 
     def __init__(
-        self, pools: Pools, holding: Holding, replays: int, wait_s: float,
-        replayed: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self, pools: Pools, replays: int, wait_s: float, replayed: Callable[[str], None]
+    ) -> None:
         self._pools = pools
-        self._holding = holding
         self._replays = replays
         self._wait_s = wait_s
         self._replayed = replayed
 
+    def losses(self, model: str, deadline_s: float = float("inf")) -> Losses:
+        """Of one request that has been let in."""
+        return Losses(self._pools, model, self._replays, self._wait_s, deadline_s)
+
     async def run(self, ask: Ask) -> AsyncIterator[Piece]:
         """Pieces of `ask`, the last with its finish. Raises TknpError; close it to cancel."""
         generated: list[int] = []
-        attempt = 0
-        upstream = await self._holding.pick(ask.model, ask.deadline_s - time.monotonic())
+        losses = self.losses(ask.model, ask.deadline_s)
+        upstream = await losses.first()
         while True:
+            had = len(generated)
             try:
                 with upstream.taken():
                     request = _request(ask, generated)
@@ -95,23 +97,9 @@ class Generations:
                                 yield _piece(response.text, ids, response.logprobs)
                 raise ProtocolError("the stream ended without a finish reason")
             except TknpError as error:
-                if not is_lost(error):
-                    raise
-                upstream.lost(str(error))
-                attempt += 1
-                if attempt > self._replays:
-                    raise
+                upstream = await losses.next(upstream, error, brought=len(generated) > had)
                 log.warning("request %s goes on elsewhere: %s", ask.request_id, error)
                 self._replayed("started" if generated else "not_started")
-            left_s = ask.deadline_s - time.monotonic()
-            upstream = await self._pools.wait(ask.model, max(0.0, min(left_s, self._wait_s)))
-
-
-def is_lost(error: TknpError) -> bool:
-    """Whether `error` says that a pool is gone, rather than what became of the request."""
-    if isinstance(error, RequestFailed):
-        return error.code in ("UNAVAILABLE", "CANCELLED")
-    return isinstance(error, Unavailable | ProtocolError)
 
 
 def _request(ask: Ask, generated: Sequence[int]) -> GenerateRequest:

@@ -28,21 +28,20 @@ class Holding:
         """Whether a request that comes now is taken: a pool is there, or was a short while ago."""
         return self._pools.ready or self._pools.away_s < self._longest_s
 
-    async def pick(self, model: str, left_s: float = float("inf")) -> Upstream:
-        """The pool of `model` to ask, waiting `left_s` for it at most.
+    async def pick(self, model: str) -> Upstream:
+        """The pool of `model` to ask, once there is one.
 
         Raises Unavailable, or UnknownModel at once where no pool serves it.
         """
         try:
             return self._pools.pick(model)
         except Unavailable as error:
-            longest_s = min(self._longest_s, left_s)
-            if longest_s <= 0:
+            if self._longest_s <= 0:
                 raise
             if self.waiting >= self._most:
                 raise Unavailable(f"{self.waiting} requests wait already: {error}") from error
         self.waiting += 1
         try:
-            return await self._pools.wait(model, longest_s)
+            return await self._pools.wait(model, self._longest_s)
         finally:
             self.waiting -= 1

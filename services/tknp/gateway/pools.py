@@ -45,6 +45,7 @@ class Upstream:
         self.status: Status | None = None
         self.error = "it has not answered yet"
         self.inflight = 0
+        self._broken = 0
 
     @property
     def ready(self) -> bool:
@@ -69,9 +70,11 @@ class Upstream:
     def lost(self, reason: str) -> None:
         """It broke a call: nobody is sent there until it answers again."""
         self.error = reason
+        self._broken += 1
 
     async def look(self) -> None:
         """Ask how it is."""
+        broken = self._broken
         try:
             self.status = await self.client.status(_CALL_S)
             if not self.status.ready:
@@ -79,7 +82,8 @@ class Upstream:
                 return
             if self.model is None or self.error:  # another pool may have come back in its place
                 self.model = await self.client.model(_CALL_S)
-            self.error = ""
+            if broken == self._broken:  # else it may have answered before it broke a call
+                self.error = ""
         except TknpError as error:
             self.error = str(error)
 

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,15 @@ async def stream(
     return text
 
 
-@pytest.mark.parametrize("victim", ["prefill-0", "decode-node-1"])
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-node-1", "coordinator"])
 async def test_a_killed_process_costs_no_stream(
-    speaker: Path, serving: Callable[..., Any], tmp_path: Path, victim: str
-) -> None:
+    speaker: Path, serving: Callable[..., Any], until: Callable[..., Awaitable[None]],
+    tmp_path: Path, victim: str,
+) -> None:  # fmt: skip
     (port,) = free_ports(1)
     async with (
         up(speaker, port, tmp_path / "first") as (process, pids),
-        serving(f"127.0.0.1:{port}") as served,
+        serving(f"127.0.0.1:{port}", replay_wait_s=240) as served,
         httpx2.AsyncClient(
             base_url=served.url, timeout=240, limits=httpx2.Limits(max_connections=STREAMS)
         ) as http,
@@ -78,7 +79,8 @@ async def test_a_killed_process_costs_no_stream(
         undisturbed = await asyncio.gather(*(stream(http, seed) for seed in range(STREAMS)))
         begun = asyncio.Event()
         running = [asyncio.create_task(stream(http, seed, begun.set)) for seed in range(STREAMS)]
-        await begun.wait()
+        await begun.wait()  # and every stream has been let in: some are queued, some under way
+        await until(lambda: served.gateway.inflight + sum(t.done() for t in running) >= STREAMS)
         os.kill(pids[victim], signal.SIGKILL)
         assert await process.wait() == 1
         async with up(speaker, port, tmp_path / "second"):

@@ -86,6 +86,30 @@ async def test_a_lost_pool_is_asked_again_when_it_answers(clients: dict[str, Kno
         pools.check()
 
 
+async def test_what_a_pool_said_before_it_broke_a_call_is_old(clients: dict[str, Known]) -> None:
+    pools = await started(clients, "a:1")
+    (upstream,) = pools.upstreams
+    client = clients["a:1"]
+    asked, answer = asyncio.Event(), asyncio.Event()
+    at_once = client.status
+
+    async def slowly(timeout_s: float) -> Status:
+        asked.set()
+        await answer.wait()
+        return await at_once(timeout_s)
+
+    client.status = slowly  # type: ignore[method-assign]
+    looking = asyncio.create_task(upstream.look())
+    await asked.wait()
+    upstream.lost("it broke a call")
+    answer.set()
+    await looking
+    assert not upstream.ready
+    await upstream.look()
+    assert upstream.ready
+    await pools.close()
+
+
 async def test_a_model_that_may_yet_appear_is_not_unknown(clients: dict[str, Known]) -> None:
     clients["b:1"].state = None
     pools = await started(clients, "a:1", "b:1")
