@@ -1,4 +1,4 @@
-"""The verbs of every resource: create, read, replace, patch, apply, delete, scale.
+"""The verbs of every resource: create, read, replace, patch, apply, delete.
 
 Each changes one object under the store's lock: read, check resourceVersion, change, fill in and
 check, bump generation, note managers, write.
@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from . import garbage, managed, schema
-from .errors import Refused, not_found
+from . import builtin, definitions, garbage, managed, rules, schema
+from .errors import Refused, invalid, not_found
 from .kinds import BUILTIN, Kind, check_change, check_metadata, custom, fill_in
 from .patches import json_patch, merge_patch, strategic_patch
 from .store import Store
@@ -39,7 +39,7 @@ class Api:
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
         found = self.store.get(kind.key, (namespace, name))
         if found is None:
-            raise not_found(_resource(kind), name)
+            raise not_found(resource_name(kind), name)
         return found
 
     def create(self, kind: Kind, namespace: str, obj: Object, manager: str) -> Object:
@@ -54,7 +54,7 @@ class Api:
             if metadata.get("resourceVersion"):
                 raise Refused(400, "resourceVersion should not be set on objects to be created")
             if self.store.get(kind.key, (namespace, metadata["name"])) is not None:
-                text = f'{_resource(kind)} "{metadata["name"]}" already exists'
+                text = f'{resource_name(kind)} "{metadata["name"]}" already exists'
                 raise Refused(409, text, "AlreadyExists")
             if kind.status:
                 obj.pop("status", None)
@@ -69,7 +69,7 @@ class Api:
             new = self._received(kind, namespace, obj)
             if new["metadata"].get("name") != name:
                 raise Refused(400, "the name of the object does not match the name on the URL")
-            return self._changed(kind, old, new, manager, subresource)
+            return self.changed(kind, old, new, manager, subresource)
 
     def patch(
         self, kind: Kind, namespace: str, name: str, patch: Any, content: str, manager: str,
@@ -88,7 +88,9 @@ class Api:
                 raise Refused(415, f"the body of the request was in an unknown format: {content}")
             if new["metadata"].get("managedFields") is None:
                 new["metadata"]["managedFields"] = []
-            return self._changed(kind, old, new, manager, subresource)
+            if kind.schema is None and not subresource:
+                builtin.check(new)
+            return self.changed(kind, old, new, manager, subresource)
 
     def apply(
         self, kind: Kind, namespace: str, name: str, body: str, manager: str, force: bool,
@@ -109,7 +111,7 @@ class Api:
                 applied.pop("status", None)
             old = self.store.get(kind.key, (namespace, name))
             if old is None and subresource:
-                raise not_found(_resource(kind), name)
+                raise not_found(resource_name(kind), name)
             live = old or {
                 "apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}
             }  # fmt: skip
@@ -117,7 +119,7 @@ class Api:
                 applied = {k: v for k, v in applied.items() if k != "spec"}
             sent = applied["metadata"].pop("resourceVersion", None)
             if old is not None and sent and sent != old["metadata"]["resourceVersion"]:
-                raise _stale(kind, name)
+                raise stale(kind, name)
             new = managed.apply(
                 live, applied, kind.schema, manager=manager, force=force,
                 now=garbage.timestamp(), subresource=subresource,
@@ -126,7 +128,7 @@ class Api:
                 if kind.namespaced:
                     new["metadata"]["namespace"] = namespace
                 return self._born(kind, new, ""), True
-            return self._changed(kind, old, new, "", subresource), False
+            return self.changed(kind, old, new, "", subresource), False
 
     def delete(self, kind: Kind, namespace: str, name: str, options: Object) -> Object:
         """Raises Refused 409 where a precondition fails."""
@@ -136,48 +138,6 @@ class Api:
             gone = garbage.delete(self.store, kind.key, obj, options)
             self._forget(kind, obj)
             return gone
-
-    def scale(self, kind: Kind, obj: Object) -> Object:
-        """The Scale of `obj`. Raises Refused 404 for a kind without one."""
-        if kind.scale is None:
-            raise Refused(404, "the server could not find the requested resource")
-        spec, status, selector = (_at(obj, path) for path in kind.scale)
-        metadata = obj["metadata"]
-        kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-        return {
-            "apiVersion": "autoscaling/v1", "kind": "Scale",
-            "metadata": {part: metadata[part] for part in kept if part in metadata},
-            "spec": {"replicas": spec or 0},
-            "status": {"replicas": status or 0, **({"selector": selector} if selector else {})},
-        }  # fmt: skip
-
-    def rescale(self, kind: Kind, obj: Object, scale: Object, manager: str) -> Object:
-        """Write the replicas of `scale` into `obj`; returns the new Scale."""
-        with self.store.lock:
-            assert kind.scale is not None
-            new, sent = deepcopy(obj), scale["metadata"].get("resourceVersion")
-            if sent and sent != obj["metadata"]["resourceVersion"]:
-                raise _stale(kind, obj["metadata"]["name"])
-            *parents, last = kind.scale[0].strip(".").split(".")
-            node = new
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[last] = int(scale["spec"].get("replicas", 0))
-            return self.scale(kind, self._changed(kind, obj, new, manager, ""))
-
-    def evict(self, namespace: str, name: str, options: Object) -> Object:
-        """Delete a pod unless a PodDisruptionBudget has no disruption to give: then 429."""
-        pods = self.kinds["", "v1", "pods"]
-        pod = self.get(pods, namespace, name)
-        for budget in self.store.all(("policy", "poddisruptionbudgets"), namespace):
-            wanted = (budget["spec"].get("selector") or {}).get("matchLabels") or {}
-            have = pod["metadata"].get("labels") or {}
-            covered = wanted.items() <= have.items()
-            if covered and not (budget.get("status") or {}).get("disruptionsAllowed", 0):
-                raise Refused(429, "Cannot evict pod as it would violate the pod's disruption "
-                                   "budget.")  # fmt: skip
-        self.delete(pods, namespace, name, options)
-        return {"apiVersion": "v1", "kind": "Status", "status": "Success", "code": 201}
 
     def _received(self, kind: Kind, namespace: str, obj: Any, partial: bool = False) -> Object:
         if not isinstance(obj, dict) or not isinstance(obj.get("metadata"), dict):
@@ -192,10 +152,11 @@ class Api:
                 raise Refused(400, "the namespace of the object does not match that of the request")
         else:
             obj["metadata"].pop("namespace", None)
-        if kind.schema is not None:
-            obj = schema.prune(obj, kind.schema, top=True)
-            return obj if partial else schema.default(obj, kind.schema)
-        return obj
+        if kind.schema is None:
+            builtin.check(obj, partial)
+            return obj
+        obj = schema.prune(obj, kind.schema, top=True)
+        return obj if partial else schema.default(obj, kind.schema)
 
     def _born(self, kind: Kind, obj: Object, manager: str) -> Object:
         metadata, namespace = obj["metadata"], obj["metadata"].get("namespace", "")
@@ -216,14 +177,14 @@ class Api:
         garbage.collect(self.store)
         return made
 
-    def _changed(
+    def changed(
         self, kind: Kind, old: Object, new: Object, manager: str, subresource: str
     ) -> Object:
         new = deepcopy(new)  # a patch shares with `old` what it doesn't touch
         metadata, name = new["metadata"], old["metadata"]["name"]
         sent = metadata.get("resourceVersion")
         if sent and sent != old["metadata"]["resourceVersion"]:
-            raise _stale(kind, name)
+            raise stale(kind, name)
         if metadata.get("uid") not in (None, old["metadata"]["uid"]):
             raise Refused(409, f"Precondition failed: UID in precondition: {metadata['uid']}")
         if subresource == "status":
@@ -260,9 +221,14 @@ class Api:
     def _complete(self, kind: Kind, obj: Object) -> None:
         if kind.schema is not None:
             obj |= schema.default(schema.prune(obj, kind.schema, top=True), kind.schema)
-            schema.validate(obj, kind.schema)
+            problems = schema.problems(obj, kind.schema)
+            problems = problems or list(rules.violations(obj, kind.schema))
+            if problems:
+                raise invalid(kind.kind, obj["metadata"].get("name", ""), problems)
         else:
             fill_in(obj, kind)
+        if kind.key == _CRDS:
+            definitions.check(obj)
         check_metadata(obj, kind)
 
     def _learn(self, kind: Kind, obj: Object) -> None:
@@ -292,22 +258,15 @@ class Api:
                     self.store.remove(one.key, item)
 
 
-def _resource(kind: Kind) -> str:
+def resource_name(kind: Kind) -> str:
     return f"{kind.plural}.{kind.group}" if kind.group else kind.plural
 
 
-def _stale(kind: Kind, name: str) -> Refused:
+def stale(kind: Kind, name: str) -> Refused:
     return Refused(
-        409, f'Operation cannot be fulfilled on {_resource(kind)} "{name}": the object has been '
-        "modified; please apply your changes to the latest version and try again",
+        409, f'Operation cannot be fulfilled on {resource_name(kind)} "{name}": the object has '
+        "been modified; please apply your changes to the latest version and try again",
     )  # fmt: skip
-
-
-def _at(obj: Object, path: str) -> Any:
-    value: Any = obj
-    for part in filter(None, path.split(".")):
-        value = (value or {}).get(part)
-    return value if path else None
 
 
 def _comparable(obj: Object) -> str:

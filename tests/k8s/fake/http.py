@@ -1,4 +1,4 @@
-"""HTTP in front of the verbs: paths, content types, codes, discovery, watches in chunks.
+"""HTTP in front of the verbs: who asks, paths, content types, codes, discovery.
 
 One thread a connection. A watch ends with its timeoutSeconds, with its client, or with the server.
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from . import discovery, selectors
+import yaml
+
+from . import discovery, selectors, subresources
 from .api import Api
 from .errors import Refused
 from .kinds import Kind
-from .store import Change
+from .rights import ADMINISTRATOR, Attributes, Rights
+from .watches import Watch
 
-BOOKMARK_S = 2.0
-_DEFAULT_WATCH_S = 300.0
-_LOOK_S = 0.5
+_VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 class FakeServer:
@@ -33,6 +33,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.api = Api()
+        self.rights = Rights(self.api.store)
         self.closing = threading.Event()
         self.logs: Callable[[str, str, str], str] = lambda *_: ""
         self.requests: list[tuple[str, str]] = []
@@ -52,12 +53,12 @@ class FakeServer:
         self._http.server_close()
         self._thread.join()
 
-    def kubeconfig(self) -> str:
-        """A kubeconfig, as JSON, which is YAML."""
+    def kubeconfig(self, token: str = ADMINISTRATOR) -> str:
+        """A kubeconfig of whom `token` is, as JSON, which is YAML."""
         return json.dumps({
             "apiVersion": "v1", "kind": "Config", "current-context": "fake",
             "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
-            "users": [{"name": "fake", "user": {"token": "fake"}}],
+            "users": [{"name": "fake", "user": {"token": token}}],
             "contexts": [{"name": "fake", "context": {
                 "cluster": "fake", "user": "fake", "namespace": "default"}}],
         })  # fmt: skip
@@ -160,7 +161,44 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(404, "the server could not find the requested resource")
         if kind.namespaced and not namespace and (name or self.command == "POST"):
             raise Refused(404, "the server could not find the requested resource")
-        return _Target(kind, namespace, name, subresource)
+        target = _Target(kind, namespace, name, subresource)
+        self._may(target, self._verb(target))
+        return target
+
+    def _verb(self, target: _Target) -> str:
+        if self.command == "GET" and not target.name:
+            return "watch" if self._watches else "list"
+        if self.command == "DELETE" and not target.name:
+            return "deletecollection"
+        return _VERBS[self.command]
+
+    @property
+    def _watches(self) -> bool:
+        return self.query.get("watch", "").lower() in ("1", "true")
+
+    def _may(self, target: _Target, verb: str) -> None:
+        """Raise Refused 401 or 403 unless whoever asks may `verb`."""
+        resource = "/".join(filter(None, (target.kind.plural, target.subresource)))
+        self._allowed(Attributes(target.kind.group, resource, verb, target.namespace, target.name))
+
+    def _allowed(self, wanted: Attributes) -> None:
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        self.server_side.rights.check(token, wanted)
+
+    def _may_own(self, target: _Target, obj: Any) -> None:
+        """To block the deletion of an owner one must be allowed to change its finalizers.
+
+        As the admission plugin OwnerReferencesPermissionEnforcement has it, which some clusters
+        turn on.
+        """
+        metadata = (obj if isinstance(obj, dict) else {}).get("metadata") or {}
+        for owner in metadata.get("ownerReferences") or ():
+            if owner.get("blockOwnerDeletion"):
+                group, _, version = owner["apiVersion"].rpartition("/")
+                for kind in self.server_side.api.kinds.values():
+                    if (kind.group, kind.version, kind.kind) == (group, version, owner["kind"]):
+                        self._allowed(Attributes(group, f"{kind.plural}/finalizers", "update",
+                                                 target.namespace, owner["name"]))  # fmt: skip
 
     def _get(self) -> None:
         api = self.server_side.api
@@ -177,7 +215,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(200, text)
                 return
             obj = api.get(kind, target.namespace, target.name)
-            self._send(200, api.scale(kind, obj) if target.subresource == "scale" else obj)
+            scale = target.subresource == "scale"
+            self._send(200, subresources.scale(kind, obj) if scale else obj)
             return
         by_label = selectors.labels(self.query.get("labelSelector", ""))
         by_field = selectors.fields(self.query.get("fieldSelector", ""), kind.kind)
@@ -185,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         def wanted(obj: dict[str, Any]) -> bool:
             return by_label(obj) and by_field(obj)
 
-        if self.query.get("watch", "").lower() in ("1", "true"):
+        if self._watches:
             self._watch(target, wanted)
             return
         with api.store.lock:
@@ -198,7 +237,13 @@ class _Handler(BaseHTTPRequestHandler):
         api, target = self.server_side.api, self._target()
         if target.subresource == "eviction":
             options = self._json().get("deleteOptions") or {}
-            self._send(201, api.evict(target.namespace, target.name, options))
+            self._send(201, subresources.evict(api, target.namespace, target.name, options))
+            return
+        if target.subresource == "token":
+            api.get(target.kind, target.namespace, target.name)
+            token = self.server_side.rights.token(target.namespace, target.name)
+            self._send(201, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+                             "status": {"token": token}})  # fmt: skip
             return
         if target.subresource == "binding":
             pod = api.get(target.kind, target.namespace, target.name)
@@ -209,13 +254,16 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if target.name:
             raise Refused(405, "the server does not allow this method on the requested resource")
-        self._send(201, api.create(target.kind, target.namespace, self._json(), self._manager))
+        obj = self._json()
+        self._may_own(target, obj)
+        self._send(201, api.create(target.kind, target.namespace, obj, self._manager))
 
     def _put(self) -> None:
         api, target = self.server_side.api, self._target()
         if target.subresource == "scale":
             obj = api.get(target.kind, target.namespace, target.name)
-            self._send(200, api.rescale(target.kind, obj, self._json(), self._manager))
+            scale = self._json()
+            self._send(200, subresources.rescale(api, target.kind, obj, scale, self._manager))
             return
         self._send(200, api.replace(
             target.kind, target.namespace, target.name, self._json(), self._manager,
@@ -227,6 +275,9 @@ class _Handler(BaseHTTPRequestHandler):
         content = (self.headers.get("Content-Type") or "").partition(";")[0]
         if content == "application/apply-patch+yaml":
             manager, force = self.query.get("fieldManager", ""), self.query.get("force") == "true"
+            if api.store.get(target.kind.key, (target.namespace, target.name)) is None:
+                self._may(target, "create")
+            self._may_own(target, yaml.safe_load(self.body))
             obj, new = api.apply(
                 target.kind, target.namespace, target.name, self.body, manager, force,
                 target.subresource,
@@ -235,9 +286,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if target.subresource == "scale":
             obj = api.get(target.kind, target.namespace, target.name)
-            scale = api.scale(target.kind, obj)
+            scale = subresources.scale(target.kind, obj)
             scale["spec"] |= self._json().get("spec") or {}
-            self._send(200, api.rescale(target.kind, obj, scale, self._manager))
+            self._send(200, subresources.rescale(api, target.kind, obj, scale, self._manager))
             return
         self._send(200, api.patch(
             target.kind, target.namespace, target.name, self._json(), content, self._manager,
@@ -262,8 +313,9 @@ class _Handler(BaseHTTPRequestHandler):
                          "metadata": {}, "items": gone})  # fmt: skip
 
     def _watch(self, target: _Target, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        events = self._events(target, wanted)
-        first = next(events, None)  # raises before a header is sent
+        watch = Watch(self.server_side.api.store, target.kind, target.namespace, wanted, self.query)
+        batches = watch.batches(self.server_side.closing)
+        first = next(batches, None)  # raises before a header is sent
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
@@ -273,61 +325,5 @@ class _Handler(BaseHTTPRequestHandler):
                 data = json.dumps(event).encode() + b"\n"
                 self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
             self.wfile.flush()
-            first = next(events, None)
+            first = next(batches, None)
         self.wfile.write(b"0\r\n\r\n")
-
-    def _events(
-        self, target: _Target, wanted: Callable[[dict[str, Any]], bool]
-    ) -> Iterator[list[dict[str, Any]]]:
-        """Batches of watch events; an empty one is a moment without any."""
-        store, kind = self.server_side.api.store, target.kind
-        ends_s = time.monotonic() + float(self.query.get("timeoutSeconds") or _DEFAULT_WATCH_S)
-        bookmarks = self.query.get("allowWatchBookmarks", "").lower() in ("1", "true")
-        told_s = time.monotonic()
-        if self.query.get("resourceVersion", "0") in ("", "0"):
-            with store.lock:
-                version = store.version
-                there = [o for o in store.all(kind.key, target.namespace) if wanted(o)]
-            yield [{"type": "ADDED", "object": obj} for obj in there]
-        else:
-            version = int(self.query["resourceVersion"])
-            yield []
-        while time.monotonic() < ends_s and not self.server_side.closing.is_set():
-            try:
-                changes, version = store.since(version, kind.key, _LOOK_S)
-            except Refused as refusal:
-                yield [{"type": "ERROR", "object": refusal.status}]
-                return
-            yield [e for c in changes if (e := _event(c, target.namespace, wanted)) is not None]
-            if bookmarks and time.monotonic() - told_s >= BOOKMARK_S:
-                told_s = time.monotonic()
-                yield [_bookmark(kind, version)]
-        if bookmarks:
-            yield [_bookmark(kind, version)]
-
-
-def _bookmark(kind: Kind, version: int) -> dict[str, Any]:
-    return {"type": "BOOKMARK", "object": {
-        "apiVersion": kind.api_version, "kind": kind.kind,
-        "metadata": {"resourceVersion": str(version), "creationTimestamp": None}}}  # fmt: skip
-
-
-def _event(
-    change: Change, namespace: str, wanted: Callable[[dict[str, Any]], bool]
-) -> dict[str, Any] | None:
-    """What a watcher hears of `change`: one that leaves a selector is deleted to it."""
-
-    def seen(obj: dict[str, Any] | None) -> bool:
-        return (
-            obj is not None
-            and namespace in ("", obj["metadata"].get("namespace", ""))
-            and wanted(obj)
-        )
-
-    before, after = seen(change.old), seen(change.new)
-    if after:
-        return {"type": "MODIFIED" if before else "ADDED", "object": change.new}
-    if not before or change.old is None:
-        return None
-    metadata = {**change.old["metadata"], "resourceVersion": str(change.version)}
-    return {"type": "DELETED", "object": {**change.old, "metadata": metadata}}

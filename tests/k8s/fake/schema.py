@@ -1,4 +1,4 @@
-"""Structural schemas of custom resources: pruning, defaulting, validation. CEL is not evaluated."""
+"""Structural schemas of custom resources: pruning, defaulting, validation by type and limits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import jsonschema
 
-from .errors import invalid
-
 _INT_OR_STRING = "x-kubernetes-int-or-string"
 _KEEP = "x-kubernetes-preserve-unknown-fields"
 _TOP = ("apiVersion", "kind", "metadata")
+_VALIDATORS: dict[int, tuple[dict[str, Any], Any]] = {}  # by identity of the schema, which stays
 
 
 def prune(value: Any, schema: dict[str, Any], top: bool = False) -> Any:
@@ -55,12 +54,13 @@ def default(value: Any, schema: dict[str, Any]) -> Any:
     return result
 
 
-def validate(obj: dict[str, Any], schema: dict[str, Any]) -> None:
-    """Raise Refused 422 with a cause for each violation."""
-    errors = jsonschema.Draft202012Validator(_plain(schema)).iter_errors(obj)
-    problems = [(_field(error), error.message) for error in sorted(errors, key=_field)]
-    if problems:
-        raise invalid(obj["kind"], obj["metadata"].get("name", ""), problems)
+def problems(value: Any, schema: dict[str, Any]) -> list[tuple[str, str]]:
+    """Field and message of each violation."""
+    known = _VALIDATORS.get(id(schema))
+    if known is None or known[0] is not schema:
+        known = _VALIDATORS[id(schema)] = schema, jsonschema.Draft202012Validator(_plain(schema))
+    errors = sorted(known[1].iter_errors(value), key=_field)
+    return [(_field(error), error.message) for error in errors]
 
 
 def _field(error: jsonschema.ValidationError) -> str:
