@@ -15,7 +15,7 @@ from tknp_operator.api.service import parse
 from tknp_operator.build.network import coordinator_service, headless_service
 from tknp_operator.build.pods import coordinator_pod, decode_pod, prefill_pod
 from tknp_operator.build.pool import pool_file_map
-from tknp_operator.build.secrets import internal_secret
+from tknp_operator.build.secrets import ca_secret, internal_secret
 from tknp_operator.placement.place import PlacedNode, Placement, Slot
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.full]
@@ -26,7 +26,9 @@ def test_an_epoch_serves_and_prefill_replicas_come_and_go(scene: Any, until: Any
     core, namespace, service = here.cluster.core, here.namespace, parse(here.service)
     slots = [Slot("a"), Slot("b")]
     placement = Placement(tuple(PlacedNode(n, slot, "") for n, slot in enumerate(slots)))
-    core.create_namespaced_secret(namespace, internal_secret(service, datetime.now(UTC)))
+    now = datetime.now(UTC)
+    secret = internal_secret(service, ca_secret(service, now), now)
+    core.create_namespaced_secret(namespace, secret)
     core.create_namespaced_config_map(namespace, pool_file_map(service, 1, placement))
     core.create_namespaced_service(namespace, headless_service(service))
     core.create_namespaced_service(namespace, coordinator_service(service, 1))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-ConditionType = Literal["Placed", "Progressing", "Ready", "Degraded"]
+ConditionType = Literal["Placed", "Progressing", "Ready", "KVTransferVerified", "Degraded"]
 CONDITIONS: Mapping[ConditionType, str] = {
     "Placed": "a node of the cluster is chosen for every node of the pool",
     "Progressing": "a pool starts, drains or changes its members",
     "Ready": "decode nodes and coordinator of the present epoch and a prefill replica are ready",
-    "Degraded": "it serves, but with fewer spares or prefill replicas than asked for, or retries",
+    "KVTransferVerified": "a prompt's KV has gone from prefill to every node, and steps ran on it",
+    "Degraded": "it serves, but not as asked for (spares, prefill, domains, racks), or retries",
 }
 _STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
 _COUNTED = {"replicas": _INTEGER, "ready": _INTEGER, "selector": _STRING}

@@ -16,6 +16,7 @@ POOL, EPOCH, ROLE, NODE, HASH = (f"{GROUP}/{key}" for key in
                                  ("pool", "epoch", "role", "node", "compatibility"))  # fmt: skip
 CLIENT = f"{GROUP}/client"  # pods that may dial coordinators
 FINALIZER, CLOSED, APPLIED = (f"{GROUP}/{key}" for key in ("drain", "closed", "applied"))
+CERTIFICATE, CA = f"{GROUP}/certificate", f"{GROUP}/ca"  # annotations: digits of what is in use
 PAUSED = f"{GROUP}/paused"  # annotation of a service that is left alone while it is "true"
 POOL_DIRECTORY, SECRET_DIRECTORY = "/etc/tknp/pool", "/etc/tknp/internal"
 KEYS_DIRECTORY, MODEL_DIRECTORY = "/etc/tknp/keys", "/models"

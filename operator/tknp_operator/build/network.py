@@ -33,9 +33,9 @@ def coordinator_service(service: Service, epoch: int) -> dict[str, Any]:
     return _service(service, "coordinator", "grpc", COORDINATOR_PORT, {EPOCH: str(epoch)})
 
 
-def gateway_service(service: Service) -> dict[str, Any]:
-    """The public HTTP port."""
-    return _service(service, "gateway", "http", HTTP_PORT, {})
+def gateway_service(service: Service, more: dict[str, str] | None = None) -> dict[str, Any]:
+    """The public HTTP port. `more`: labels that pods must have besides."""
+    return _service(service, "gateway", "http", HTTP_PORT, more or {})
 
 
 def network_policy(service: Service) -> dict[str, Any]:

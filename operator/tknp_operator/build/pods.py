@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tknp_operator.api.service import Service
-from tknp_operator.api.spec import Resources
+from tknp_operator.api.values import Resources
 from tknp_operator.build.compute_domain import claim_template_name
 from tknp_operator.build.names import (
     COORDINATOR_PORT,
@@ -26,6 +26,7 @@ from tknp_operator.build.names import (
     metadata,
 )
 from tknp_operator.build.pool import compatibility, model_path
+from tknp_operator.build.secrets import internal_volume
 from tknp_operator.placement.hosts import GPU
 from tknp_operator.placement.place import Slot
 
@@ -139,8 +140,7 @@ def _probe(question: str, addresses: list[str], failures: int) -> dict[str, Any]
 def _volumes(service: Service, epoch: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     volumes: list[dict[str, Any]] = [
         {"name": "pool", "configMap": {"name": f"{service.name}-pool-{epoch}"}},
-        {"name": "internal", "secret": {"secretName": f"{service.name}-internal",
-                                        "defaultMode": 0o440}},
+        internal_volume(service),
         {"name": "tmp", "emptyDir": {}}, {"name": "cache", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]  # fmt: skip

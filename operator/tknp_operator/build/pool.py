@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -18,6 +19,7 @@ from tknp.config import pool_from
 from tknp_operator.api.service import Service
 from tknp_operator.api.spec import Spec
 from tknp_operator.build.names import (
+    CERTIFICATE,
     COORDINATOR_PORT,
     DATA_PLANE_PORT,
     DECODE_PORT,
@@ -47,8 +49,14 @@ def model_path(spec: Spec) -> str:
     return f"{MODEL_DIRECTORY}/{inside}".rstrip("/")
 
 
-def pool_settings(service: Service, epoch: int) -> dict[str, Any]:
-    """The pool file as plain data. Raises InvalidValue where a pool would refuse it."""
+def pool_settings(
+    service: Service, epoch: int, memories: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """The pool file as plain data. Raises InvalidValue where a pool would refuse it.
+
+    `memories`: bytes of weights plus KV on each rank of each node, where they differ, so that
+    every process cuts the blocks for equal KV budgets; None: all are alike, and measured.
+    """
     spec, behind = service.spec, domain(service)
     decode, prefill, metrics = spec.decode, spec.prefill, spec.observability.metrics
 
@@ -63,6 +71,8 @@ def pool_settings(service: Service, epoch: int) -> dict[str, Any]:
         {**group("decode", n, decode.tensor_parallel, DECODE_PORT), "role": decode.role(n)}
         for n in range(decode.nodes)
     ]
+    for node, memory in zip(nodes, memories or (), strict=False):
+        node["memory_bytes"] = memory
     replicas = []
     for p in range(prefill.places):
         replica = group("prefill", p, prefill.tensor_parallel, PREFILL_PORT)
@@ -96,20 +106,27 @@ def compatibility(service: Service) -> str:
     """Hex digits that differ where two pods may not work together."""
     what = [service.spec.image, service.spec.model.model_dump(mode="json"),
             pool_settings(service, 1)]  # fmt: skip
+    if service.spec.security.internal_tls_secret is not None:
+        what.append(service.spec.security.internal_tls_secret)
     text = json.dumps(what, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def pool_file_map(service: Service, epoch: int, placement: Placement) -> dict[str, Any]:
-    """ConfigMap of one epoch; never changes. Remembers where its nodes are."""
+def pool_file_map(
+    service: Service, epoch: int, placement: Placement, certificate: str = ""
+) -> dict[str, Any]:
+    """ConfigMap of one epoch; its data never change. Remembers where its nodes are.
+
+    `certificate`: digits of what its pods show each other, by `shown_by`.
+    """
+    settings = pool_settings(service, epoch, placement.memories)
     name = f"{service.name}-pool-{epoch}"
     slots = [[slot.host, slot.number] for slot in placement.slots]
+    meta = metadata(service, name, "pool", epoch=str(epoch), compatibility=compatibility(service))
+    meta["annotations"] = {CERTIFICATE: certificate} if certificate else {}
     return {
-        "apiVersion": "v1", "kind": "ConfigMap", "immutable": True,
-        "metadata": metadata(
-            service, name, "pool", epoch=str(epoch), compatibility=compatibility(service)
-        ),
-        "data": {"pool.yaml": yaml.safe_dump(pool_settings(service, epoch), sort_keys=False),
+        "apiVersion": "v1", "kind": "ConfigMap", "immutable": True, "metadata": meta,
+        "data": {"pool.yaml": yaml.safe_dump(settings, sort_keys=False),
                  "slots.json": json.dumps(slots)},
     }  # fmt: skip
 

@@ -23,6 +23,7 @@ from tknp_operator.plan.steps import (
     Delete,
     Event,
     Manifest,
+    Merge,
     SetFinalizers,
     SetStatus,
     Step,
@@ -46,6 +47,8 @@ def execute(api: Api, service: Service, step: Step, now: datetime) -> None:
         case Annotate(kind, name, key, value):
             note = {"metadata": {"annotations": {key: value}}}
             _unless(_NOT_FOUND, lambda: api.merge(KINDS[kind], service.namespace, name, note))
+        case Merge(kind, name, patch):
+            _unless(_NOT_FOUND, lambda: api.merge(KINDS[kind], service.namespace, name, patch))
         case Delete(kind, name, uid, grace_s):
             _unless(_NOT_FOUND, lambda: _unless(_CONFLICT, lambda: api.delete(
                 KINDS[kind], service.namespace, name, uid, grace_s)))  # fmt: skip

@@ -43,7 +43,10 @@ OWNED = (
     Kind("HorizontalPodAutoscaler", "/apis/autoscaling/v2", "horizontalpodautoscalers"),
 )
 # Kinds of others, which a cluster may not have.
-OPTIONAL = (Kind("ComputeDomain", "/apis/resource.nvidia.com/v1beta1", "computedomains"),)
+OPTIONAL = (
+    Kind("ComputeDomain", "/apis/resource.nvidia.com/v1beta1", "computedomains"),
+    Kind("RayService", "/apis/ray.io/v1", "rayservices"),
+)
 EVENT = Kind("Event", "/api/v1", "events")
 CRD = Kind("CustomResourceDefinition", "/apis/apiextensions.k8s.io/v1",
            "customresourcedefinitions", namespaced=False)  # fmt: skip

@@ -17,7 +17,7 @@ from tknp_operator.api.status import condition
 from tknp_operator.build.names import PAUSED, POOL
 from tknp_operator.cluster.client import Api
 from tknp_operator.cluster.execute import execute
-from tknp_operator.cluster.kinds import NODE, OPTIONAL, OWNED, POD, SERVICE, Kind
+from tknp_operator.cluster.kinds import KINDS, NODE, OPTIONAL, OWNED, POD, SERVICE, Kind
 from tknp_operator.cluster.mirror import Mirror
 from tknp_operator.controller.metrics import Metrics
 from tknp_operator.placement.hosts import GPU
@@ -159,8 +159,17 @@ class Controller:
         }  # fmt: skip
         nodes = self._mirrors[NODE.name].snapshot()
         pods = self._mirrors[POD.name].snapshot()
-        return Observed(of_service(service, objects), nodes, used_gpus(pods, service),
+        found = of_service(service, objects)
+        if name := service.spec.security.internal_tls_secret:
+            found["Secret"] += self._secret(service.namespace, name)
+        return Observed(found, nodes, used_gpus(pods, service),
                         frozenset(kind.name for kind in self._served))  # fmt: skip
+
+    def _secret(self, namespace: str, name: str) -> list[dict[str, Any]]:
+        """A Secret of a user's, which no mirror follows; none if it is not there."""
+        query = {"fieldSelector": f"metadata.name={name}"}
+        found = self._api.request("GET", KINDS["Secret"].path(namespace), query)
+        return list(found.get("items") or ())
 
     def _tell(self, obj: Mapping[str, Any], error: TknpError) -> None:
         """Put into the status why a round failed; nothing more can be done where that fails too."""

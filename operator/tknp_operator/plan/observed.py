@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from tknp_operator.api.service import Service
-from tknp_operator.build.names import CLOSED, EPOCH, HASH, NODE, ROLE, owned
+from tknp_operator.build.names import CERTIFICATE, CLOSED, EPOCH, HASH, NODE, ROLE, owned
 from tknp_operator.placement.place import Slot
 
 Object = Mapping[str, Any]
@@ -63,6 +63,7 @@ def annotation(obj: Object, key: str) -> str:
 class Epoch:
     """One membership: its number, its hash, where its nodes are.
 
+    `certificate`: digits of what its pods show each other; empty: nobody knows.
     `closed`: why it ends; written down before anything of it is deleted, so that whoever looks
     next goes on ending it instead of making it whole again.
     """
@@ -71,6 +72,7 @@ class Epoch:
     compatibility: str
     slots: tuple[Slot, ...]
     closed: str = ""
+    certificate: str = ""
 
 
 def epochs(observed: Observed) -> list[Epoch]:
@@ -82,7 +84,8 @@ def epochs(observed: Observed) -> list[Epoch]:
             slots = json.loads((config_map.get("data") or {}).get("slots.json", "[]"))
             found.append(Epoch(int(number), label(config_map, HASH),
                                tuple(Slot(host, part) for host, part in slots),
-                               annotation(config_map, CLOSED)))  # fmt: skip
+                               annotation(config_map, CLOSED),
+                               annotation(config_map, CERTIFICATE)))  # fmt: skip
     return sorted(found, key=lambda epoch: epoch.number)
 
 

@@ -34,8 +34,6 @@ def status_of(
     spec, number = service.spec, current.number if current else 0
     pods = {role: observed.pods(role, number) for role in ("decode", "coordinator", "prefill")}
     up = {role: sum(map(ready, found)) for role, found in pods.items()}
-    deployment = observed.get("Deployment", f"{service.name}-gateway")
-    gateway = (deployment or {}).get("status") or {}
     deciding = outcome.reason and outcome.reason != "Changing"
     serves = (
         not deciding and up["decode"] >= spec.decode.nodes and up["coordinator"] > 0
@@ -50,17 +48,16 @@ def status_of(
             "selector": f"{POOL}={service.name},{ROLE}=prefill",
         },
         "gateway": {
-            "replicas": gateway.get("replicas", 0), "ready": gateway.get("readyReplicas", 0),
-            "selector": f"{POOL}={service.name},{ROLE}=gateway",
+            **_gateway(service, observed), "selector": f"{POOL}={service.name},{ROLE}=gateway",
         },
         "nodes": _nodes(service, pods["decode"], placed, outcome),
         "spares": [slot.host for slot in placed.spares] if placed else [],
     }  # fmt: skip
+    if "recommendation" in service.prior:  # somebody else's word, which is kept
+        result["recommendation"] = service.prior["recommendation"]
     missing = _missing(service, outcome, pods, up)
     prior, stamp = service.prior.get("conditions") or (), now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    short = []
-    if placed is not None:
-        short += [w for w in placed.warnings if "spare" in w]
+    short = list(placed.warnings) if placed is not None else []
     if up["prefill"] < spec.prefill.replicas:
         short.append(f"{up['prefill']} of {spec.prefill.replicas} prefill replicas are ready")
     facts = (
@@ -71,6 +68,10 @@ def status_of(
          ("Done" if serves else "Starting"), outcome.message if outcome.reason else missing),
         ("Ready", serves, "Serving" if serves else outcome.reason or "NotReady",
          f"epoch {number} serves" if serves else missing),
+        ("KVTransferVerified", up["coordinator"] > 0,
+         "WarmedUp" if up["coordinator"] else "NotReady",
+         "before it was ready, the coordinator sent a prompt through prefill to every node"
+         if up["coordinator"] else "the coordinator is not ready: it tries the way first"),
         ("Degraded", bool(serves and short), "Short" if serves and short else "None",
          "; ".join(short) if serves else ""),
     )  # fmt: skip
@@ -81,12 +82,23 @@ def status_of(
     return result
 
 
+def _gateway(service: Service, observed: Observed) -> dict[str, int]:
+    """Its pods, as its Deployment or RayService counts them."""
+    name = f"{service.name}-gateway"
+    if ray := observed.get("RayService", name):
+        groups = ray["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        ready_pods = (ray.get("status") or {}).get("numServeEndpoints", 0)
+        return {"replicas": sum(group["replicas"] for group in groups), "ready": ready_pods}
+    status = (observed.get("Deployment", name) or {}).get("status") or {}
+    return {"replicas": status.get("replicas", 0), "ready": status.get("readyReplicas", 0)}
+
+
 def _nodes(
     service: Service, pods: Sequence[Object], placed: Placement | None, outcome: Outcome
 ) -> list[dict[str, Any]]:
     if placed is None:
         return list(service.prior.get("nodes") or []) if outcome.reason == "NotPlaced" else []
-    layout = layout_of(service.spec)
+    layout = layout_of(service.spec, placed.memories)
     by_index = {label(pod, f"{GROUP}/node"): pod for pod in pods}
     return [
         {

@@ -33,6 +33,15 @@ class Annotate:
 
 
 @dataclass(frozen=True)
+class Merge:
+    """Set the fields of `patch` in what is there, and nothing else of it."""
+
+    kind: str
+    name: str
+    patch: Manifest
+
+
+@dataclass(frozen=True)
 class Delete:
     """Delete that very object: one of the same name and another uid stays."""
 
@@ -63,7 +72,7 @@ class Event:
     message: str
 
 
-Step = Apply | Create | Annotate | Delete | SetFinalizers | SetStatus | Event
+Step = Apply | Create | Annotate | Merge | Delete | SetFinalizers | SetStatus | Event
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,8 @@ def describe(step: Step) -> str:
             return f"{verb} {manifest['kind']}/{manifest['metadata']['name']}"
         case Annotate(kind, name, key, _):
             return f"annotate {kind}/{name} {key.rpartition('/')[2]}"
+        case Merge(kind, name, _):
+            return f"merge {kind}/{name}"
         case Delete(kind, name, _, grace_s):
             return f"delete {kind}/{name}" + ("" if grace_s is None else f" in {grace_s} s")
         case SetFinalizers(finalizers):

@@ -83,7 +83,7 @@ def test_targets_are_bounds_of_buckets(rules: dict[str, Any]) -> None:
 def test_autoscalers_ask_for_what_is_recorded(rules: dict[str, Any]) -> None:
     """By the names that docs/autoscaling.md lets an adapter give, and by labels that are there."""
     from tknp_operator.api.service import parse
-    from tknp_operator.build.gateway import autoscalers
+    from tknp_operator.build.autoscaling import autoscalers
 
     scaling = {"minReplicas": 1, "maxReplicas": 4}
     service = parse(

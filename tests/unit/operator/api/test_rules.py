@@ -12,9 +12,11 @@ from typing import Any, get_args
 
 import pytest
 
+from tknp_operator.api.decode import Decode
 from tknp_operator.api.rules import Part
+from tknp_operator.api.serving import Gateway, Prefill, PrefillScaling
 from tknp_operator.api.source import Source
-from tknp_operator.api.spec import NAME, Decode, Gateway, Prefill, PrefillScaling, Spec
+from tknp_operator.api.spec import NAME, Spec
 
 cel = pytest.importorskip("cel", reason="pip install common-expression-language")
 
@@ -44,7 +46,8 @@ CASES: dict[type[Part], list[dict[str, Any]]] = {
     )) + list(choices(nodes=(1,), device=("cpu", "cuda"), gpuProducts=(None, [], ["H100"]))),
     PrefillScaling: list(choices(minReplicas=(None, 1, 3), maxReplicas=(1, 2, 3))),
     Prefill: list(choices(replicas=(None, 3), maxReplicas=(None, 2, 4), autoscaling=SCALING)),
-    Gateway: list(choices(enabled=(None, True, False), autoscaling=SCALING)),
+    Gateway: list(choices(enabled=(None, True, False), autoscaling=SCALING,
+                          ray=(None, "auto", "rayService"), tlsSecret=(None, "t"))),
     Spec: list(choices(
         image=("i",), model=(MODEL,),
         decode=tuple(choices(nodes=(1,), device=("cpu", "cuda"))),

@@ -11,7 +11,15 @@ import yaml
 from cryptography import x509
 
 from tknp_operator.api.service import Service, parse
-from tknp_operator.build.secrets import api_keys_secret, internal_secret, renewal_due
+from tknp_operator.build.secrets import (
+    api_keys_secret,
+    ca_secret,
+    certificate,
+    internal_secret,
+    renewal_due,
+    shown_by,
+    trusted_by,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -26,7 +34,7 @@ def service() -> Service:
 
 
 def test_the_certificate_is_for_every_name_that_is_dialled(service: Service) -> None:
-    data = internal_secret(service, NOW)["data"]
+    data = internal_secret(service, ca_secret(service, NOW), NOW)["data"]
     ca, certificate = (
         x509.load_pem_x509_certificate(base64.b64decode(data[name]))
         for name in ("ca.crt", "tls.crt")
@@ -38,12 +46,21 @@ def test_the_certificate_is_for_every_name_that_is_dialled(service: Service) -> 
     assert data["token"] != data["api-token"]
 
 
-def test_it_is_renewed_before_it_ends(service: Service) -> None:
-    secret = internal_secret(service, NOW)
+def test_it_is_renewed_when_two_thirds_of_its_life_are_over(service: Service) -> None:
+    ca = ca_secret(service, NOW)
+    secret = internal_secret(service, ca, NOW)
     assert not renewal_due(secret, NOW)
-    assert not renewal_due(secret, NOW + timedelta(days=304))
-    assert renewal_due(secret, NOW + timedelta(days=306))
+    assert not renewal_due(secret, NOW + timedelta(days=243))
+    assert renewal_due(secret, NOW + timedelta(days=244))
     assert renewal_due({"data": {}}, NOW)
+    later = NOW + timedelta(days=244)
+    renewed = {"data": {**secret["data"], **certificate(service, ca, later)}}
+    assert not renewal_due(renewed, later)
+    assert shown_by(renewed) != shown_by(secret)
+    assert trusted_by(renewed) == trusted_by(secret)  # gateways go on
+    assert renewed["data"]["token"] == secret["data"]["token"]
+    assert "ca.key" not in renewed["data"]
+    assert trusted_by(None) == shown_by({"data": {}}) == ""
 
 
 def test_the_gateway_gets_the_digest_of_the_key_alone(service: Service) -> None:

@@ -18,6 +18,7 @@ from tknp_operator.plan.steps import (
     Create,
     Delete,
     Event,
+    Merge,
     SetFinalizers,
     SetStatus,
 )
@@ -71,6 +72,8 @@ class World:
             case Annotate(kind, name, key, value):
                 meta = self.objects[kind, name]["metadata"]
                 meta["annotations"] = {**meta.get("annotations", {}), key: value}
+            case Merge(kind, name, patch):
+                self.objects[kind, name]["data"] |= patch["data"]
             case Delete(kind, name, uid, _):
                 obj = self.objects.get((kind, name))
                 if obj is not None and obj["metadata"]["uid"] == uid:

@@ -1,0 +1,121 @@
+"""One membership after another: why the present one ends, what ends it, what makes the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tknp_operator.api.service import Service
+from tknp_operator.api.spec import GROUP
+from tknp_operator.build.names import CLOSED
+from tknp_operator.build.network import coordinator_service
+from tknp_operator.build.pods import coordinator_pod, decode_pod, prefill_pod
+from tknp_operator.build.pool import compatibility, pool_file_map
+from tknp_operator.placement.place import Placement
+from tknp_operator.plan.differ import applied, delete_pod
+from tknp_operator.plan.observed import Epoch, Observed, ending, finished, label, trouble
+from tknp_operator.plan.steps import Annotate, Create, Delete, Event, Step
+
+_ABRUPT_S = 5  # grace of pods whose requests are over
+
+
+def why_new(
+    observed: Observed, current: Epoch | None, wanted: tuple[str, str], placed: Placement,
+    lost: frozenset[str],
+) -> str:  # fmt: skip
+    """Why the present epoch can't go on; empty if it can.
+
+    `wanted`: its compatibility hash, and digits of the certificate that pods show.
+    """
+    if current is None:
+        return "the first epoch"
+    if current.closed:
+        return current.closed
+    if current.compatibility != wanted[0]:
+        return "the specification has changed"
+    if current.certificate and wanted[1] and current.certificate != wanted[1]:
+        return "the pool's certificate has been renewed"
+    moved = [n for n, (old, new) in enumerate(zip(current.slots, placed.slots, strict=False))
+             if old != new]  # fmt: skip
+    if moved or len(current.slots) != len(placed.slots):
+        return f"node {moved[0]} has lost its host" if moved else "the number of nodes has changed"
+    pods = observed.pods(epoch=current.number)
+    for pod in pods:
+        if label(pod, f"{GROUP}/role") == "prefill":
+            continue
+        if pod["spec"].get("nodeName") in lost:
+            return f"host {pod['spec']['nodeName']} of pod {pod['metadata']['name']} is lost"
+        if ending(pod) or finished(pod):
+            return f"pod {pod['metadata']['name']} is gone: {trouble(pod) or 'deleted or evicted'}"
+    if observed.pods("coordinator", current.number):  # made last, so that all have been made
+        seen = {label(pod, f"{GROUP}/node") for pod in observed.pods("decode", current.number)}
+        missing = [n for n in range(len(placed.nodes)) if str(n) not in seen]
+        if missing:
+            return f"the pod of node {missing[0]} is gone"
+    return ""
+
+
+def turn(
+    service: Service, observed: Observed, known: list[Epoch], placed: Placement, why: str,
+    lost: frozenset[str], steps: list[Step], certificate: str,
+) -> Epoch | None:  # fmt: skip
+    """End what is; begin the next epoch once no coordinator is left. The epoch that then is.
+
+    Pods on `lost` hosts are deleted by force and not waited for: nothing reaches them any more, and
+    the coordinator's Service will not select them. `certificate`: what pods of the next one show.
+    """
+    current = known[-1] if known else None
+    coordinators = observed.pods("coordinator")
+    if current is not None and not current.closed:
+        steps.append(Annotate("ConfigMap", f"{service.name}-pool-{current.number}", CLOSED, why))
+    gone = [pod for pod in observed.pods() if pod["spec"].get("nodeName") in lost]
+    steps += [delete_pod(pod, 0) for pod in gone]
+    if any(pod not in gone for pod in coordinators):
+        steps += [delete_pod(pod) for pod in coordinators if not ending(pod) and pod not in gone]
+        return current
+    number = (current.number if current else int(service.prior.get("epoch") or 0)) + 1
+    steps += [delete_pod(pod, _ABRUPT_S) for pod in observed.pods()
+              if label(pod, f"{GROUP}/role") != "gateway" and not ending(pod)
+              and pod not in gone]  # fmt: skip
+    steps.append(Create(pool_file_map(service, number, placed, certificate)))
+    steps += [Event("Normal", "Placed", f"node {node.index} {node.reason}")
+              for node in placed.nodes]  # fmt: skip
+    steps += [Event("Warning", "Placed", warning) for warning in placed.warnings]
+    return Epoch(number, compatibility(service), placed.slots, certificate=certificate)
+
+
+def members(
+    service: Service, observed: Observed, epoch: Epoch, placed: Placement
+) -> Iterable[Step]:
+    """Pods of the epoch, and the name of its coordinator."""
+    number = epoch.number
+    wanted = [decode_pod(service, number, n, slot) for n, slot in enumerate(placed.slots)]
+    wanted += [prefill_pod(service, number, p) for p in range(service.spec.prefill.replicas)]
+    wanted.append(coordinator_pod(service, number))
+    yield from (Create(pod) for pod in wanted
+                if observed.get("Pod", pod["metadata"]["name"]) is None)  # fmt: skip
+    for pod in observed.pods("prefill", number):
+        index = int(label(pod, f"{GROUP}/node") or 0)
+        if not ending(pod) and (index >= service.spec.prefill.replicas or finished(pod)):
+            yield delete_pod(pod)
+    yield from applied(observed, [coordinator_service(service, number)])
+
+
+def leftovers(observed: Observed, known: list[Epoch], current: Epoch) -> Iterable[Step]:
+    """Pods of other epochs, and ConfigMaps that nobody mounts any more."""
+    for epoch in known:
+        if epoch.number == current.number:
+            continue
+        pods = observed.pods(epoch=epoch.number)
+        yield from (delete_pod(pod, _ABRUPT_S) for pod in pods if not ending(pod))
+        if not pods:
+            for config_map in observed.objects.get("ConfigMap", ()):
+                if label(config_map, f"{GROUP}/epoch") == str(epoch.number):
+                    meta = config_map["metadata"]
+                    yield Delete("ConfigMap", meta["name"], meta["uid"])
+
+
+def stop(service: Service, observed: Observed, known: list[Epoch]) -> Iterable[Step]:
+    coordinators = observed.pods("coordinator")
+    pods = coordinators or observed.pods()
+    yield from (delete_pod(pod) for pod in pods
+                if not ending(pod) and label(pod, f"{GROUP}/role") != "gateway")  # fmt: skip
