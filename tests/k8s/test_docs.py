@@ -42,8 +42,7 @@ def documented(fake_cluster: Any) -> Any:
     body = yaml.safe_load(text)
     namespace = body["metadata"]["namespace"]
     fake_cluster.core.create_namespace({"metadata": {"name": namespace}})
-    resource = fake_cluster.resource("tknp.io/v1alpha1", "TokenParallelService")
-    yield resource.create(body=body, namespace=namespace).to_dict()
+    yield fake_cluster.services.create(body=body, namespace=namespace).to_dict()
     fake_cluster.core.delete_namespace(namespace)
 
 

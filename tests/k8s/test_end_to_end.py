@@ -65,15 +65,14 @@ def test_a_service_is_applied_serves_and_goes(scene: Any, operator: Any, until: 
     assert here.service["status"]["epoch"] == 1
     assert here.generate("hello")
     assert operator.poll() is None
-    resource = here.cluster.resource("tknp.io/v1alpha1", "TokenParallelService")
-    resource.delete(name="demo", namespace=here.namespace)
+    here.cluster.services.delete(name="demo", namespace=here.namespace)
     until(lambda: not here.pods(), lambda: str(here.pods()), WAIT_S)
-    assert not resource.get(namespace=here.namespace).items
+    assert not here.cluster.services.get(namespace=here.namespace).items
 
 
 @pytest.mark.full
 def test_a_lost_machine_is_replaced_and_streams_go_on(
-    scene: Any, operator: Any, until: Any, tell_node: Any
+    scene: Any, operator: Any, until: Any, clusters: Any
 ) -> None:
     here = scene("a", "b", "c", change=with_gateway)
     serving(here, until)
@@ -84,7 +83,7 @@ def test_a_lost_machine_is_replaced_and_streams_go_on(
     pieces = stream(here, "once upon", 150)
     text = next(pieces)
     here.kubelet.lose(lost)
-    tell_node(here.cluster, lost, ready=False)
+    clusters.tell_node(here.cluster, lost, ready=False)
     text += "".join(pieces)
     assert text == expected
     until(lambda: here.service["status"]["epoch"] == 2, here.logs, WAIT_S)
@@ -122,11 +121,10 @@ def test_a_rolling_update_under_load_cuts_no_stream(scene: Any, operator: Any, u
                 time.sleep(0.5)
         return texts
 
-    resource = here.cluster.resource("tknp.io/v1alpha1", "TokenParallelService")
     with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
         running = {prompt: pool.submit(load, prompt) for prompt in prompts}
         try:
-            resource.patch(
+            here.cluster.services.patch(
                 body={"spec": {"decode": {"maxBatch": 32}}}, name="demo",
                 namespace=here.namespace, content_type="application/merge-patch+json",
             )  # fmt: skip

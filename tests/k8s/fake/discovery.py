@@ -19,8 +19,8 @@ def document(api: Api, parts: list[str]) -> dict[str, Any] | str | None:
         }
     if parts[:1] in (["healthz"], ["livez"], ["readyz"]):
         return "ok"
-    if parts == ["openapi", "v3"]:
-        return {"paths": {}}
+    if parts[:2] == ["openapi", "v3"]:
+        return _openapi(api, "/".join(parts[2:]))
     if parts == ["api"]:
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if parts == ["apis"]:
@@ -36,6 +36,27 @@ def document(api: Api, parts: list[str]) -> dict[str, Any] | str | None:
         if len(parts) == 3 and parts[2] in versions:
             return _resources(api, parts[1], parts[2])
     return None
+
+
+def _openapi(api: Api, path: str) -> dict[str, Any] | None:
+    """Which versions there are; of one, that its PATCH can check fields, which kubectl asks."""
+    kinds: dict[str, list[Kind]] = {}
+    for kind in api.kinds.values():
+        kinds.setdefault(f"{'apis' if kind.group else 'api'}/{kind.api_version}", []).append(kind)
+    if not path:
+        return {"paths": {at: {"serverRelativeURL": f"/openapi/v3/{at}"} for at in kinds}}
+    if path not in kinds:
+        return None
+    parameter = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
+    paths = {}
+    for kind in kinds[path]:
+        gvk = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+        space = "namespaces/{namespace}/" if kind.namespaced else ""
+        paths[f"/{path}/{space}{kind.plural}/{{name}}"] = {"patch": {
+            "parameters": [parameter], "x-kubernetes-group-version-kind": gvk,
+            "responses": {"200": {"description": "OK"}}}}  # fmt: skip
+    info = {"title": "Kubernetes", "version": "v1.36.0-fake"}
+    return {"openapi": "3.0.0", "info": info, "paths": paths}
 
 
 def _group(api: Api, group: str) -> dict[str, Any]:

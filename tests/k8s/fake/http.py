@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.query = {k: v[-1] for k, v in parse_qs(parts.query, keep_blank_values=True).items()}
         self.parts = [part for part in parts.path.split("/") if part]
         length = int(self.headers.get("Content-Length") or 0)
-        self.body = self.rfile.read(length).decode() if length else ""
+        self.body = self.rfile.read(length)
         self.server_side.requests.append((self.command, self.path))
         try:
             verb()
@@ -242,8 +242,11 @@ class _Handler(BaseHTTPRequestHandler):
         if target.subresource == "token":
             api.get(target.kind, target.namespace, target.name)
             token = self.server_side.rights.token(target.namespace, target.name)
-            self._send(201, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-                             "status": {"token": token}})  # fmt: skip
+            self._send(201, {
+                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+                "spec": {"audiences": ["fake"]},
+                "status": {"token": token, "expirationTimestamp": "2100-01-01T00:00:00Z"},
+            })  # fmt: skip
             return
         if target.subresource == "binding":
             pod = api.get(target.kind, target.namespace, target.name)
@@ -277,9 +280,9 @@ class _Handler(BaseHTTPRequestHandler):
             manager, force = self.query.get("fieldManager", ""), self.query.get("force") == "true"
             if api.store.get(target.kind.key, (target.namespace, target.name)) is None:
                 self._may(target, "create")
-            self._may_own(target, yaml.safe_load(self.body))
+            self._may_own(target, yaml.safe_load(self.body.decode()))
             obj, new = api.apply(
-                target.kind, target.namespace, target.name, self.body, manager, force,
+                target.kind, target.namespace, target.name, self.body.decode(), manager, force,
                 target.subresource,
             )  # fmt: skip
             self._send(201 if new else 200, obj)

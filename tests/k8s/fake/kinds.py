@@ -130,6 +130,10 @@ def fill_in(obj: dict[str, Any], kind: Kind) -> None:
             spec.setdefault("replicas", 1)
             spec.setdefault("progressDeadlineSeconds", 600)
         _pod_spec(spec["template"]["spec"])
+    elif kind.kind == "Node":
+        if "resourceVersion" not in obj["metadata"]:  # until its machine has said something
+            taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+            obj.setdefault("spec", {}).setdefault("taints", [taint])
     elif kind.kind == "Secret":
         obj.setdefault("type", "Opaque")
     elif kind.kind == "Namespace":

@@ -1,8 +1,9 @@
 """Who is asking, and whether roles and bindings let them.
 
 A request has the token of an administrator, who may everything, or one that TokenRequest has made
-for a ServiceAccount; kubectl sends no token without TLS, and is an administrator. What an account has been granted is decided by the stored Roles, ClusterRoles
-and bindings at that moment; what it has used of that is kept, for tests to compare.
+for a ServiceAccount; kubectl sends no token without TLS, and is an administrator. What an account
+has been granted is decided by the stored Roles, ClusterRoles and bindings at that moment; what it
+has used of that is kept, for tests to compare.
 """
 
 from __future__ import annotations
