@@ -7,6 +7,7 @@ that can't have them, runs torch. Both give the same network; `name` says which,
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from tknp.attention.prefill import PrefillAttention
 from tknp.errors import InvalidValue
 from tknp.kernels.decode import KernelDecodeAttention, check_rope
 from tknp.kernels.dense import KernelDense, check_family
+from tknp.kernels.layers import KernelLayers
 from tknp.kernels.library import available
 from tknp.kernels.prefill import KernelPrefillAttention
 from tknp.model.dense import Dense, TorchDense
@@ -103,3 +105,16 @@ def choose_backend(
         log.warning("bfloat16 runs on torch, which is slow on CPUs: %s", error)
         return Backend(shape, rope)
     return KernelBackend(shape, rope, name)
+
+
+def whole_layers(
+    dense: Dense | None,
+    attention: DecodeAttention[Any] | None,
+    pages: Mapping[int, tuple[Tensor, Tensor]] | None,
+) -> KernelLayers | None:
+    """What runs whole layers in one go, where there is a faster way than operation by operation."""
+    if not (isinstance(dense, KernelDense) and isinstance(attention, KernelDecodeAttention)):
+        return None
+    if pages is None or dense.shard.dense_tp > 1:
+        return None
+    return KernelLayers(dense, attention, pages)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tknp.attention.base import DecodeAttention
+from tknp.engine.backend import whole_layers
 from tknp.engine.batch import Delta
 from tknp.engine.executor import TORCH_DTYPES, Executor
 from tknp.engine.recorder import Recorder
@@ -88,11 +89,14 @@ class DecodeRank:
         if storage is not None:
             kept = enumerate(layout.kv_layers(rank))
             pages = {layer: storage.layer(index) for index, layer in kept}
+        # Several streams take turns from operation to operation.
+        alone = sum(rank.node in layout.members(stream) for stream in range(layout.streams)) == 1
+        layers = whole_layers(dense, attention, pages) if alone else None
         self._lanes = {
             stream: _Lane(
                 StreamState(
                     layout, rank, stream, attention=attention, pages=pages, epoch=epoch,
-                    max_batch=max_batch, device=device, grammars=grammars,
+                    max_batch=max_batch, device=device, grammars=grammars, layers=layers,
                 ),
                 Executor(
                     layout, rank, dense, transport, device=device, max_rows=max_batch,

@@ -18,7 +18,7 @@ attention does, and how a token is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from tknp.engine.recorder import Recorder
+from tknp.engine.runs import Piece, Run, RunLayers
 from tknp.engine.sequence import SequenceOperations
 from tknp.engine.tensors import Tensors
 from tknp.engine.times import StepTimes
 from tknp.errors import ProtocolError
 from tknp.layout.layout import Layout
-from tknp.layout.program import Kind, Op, Program, Transfer
+from tknp.layout.program import Kind, Op, Transfer
 from tknp.layout.rank import Rank
 from tknp.model.dense import Dense
 from tknp.transport.base import Message, Transport, Work
@@ -55,12 +56,14 @@ class Frame:
     attend     op, qkv [its rows, W] -> [its rows, Hq_t dh] and, if op.partial, LSE [its rows, Hq_t]
     draw       logits float32 [rows, vocabulary] -> int64 [rows], called at the sampling rank
     feedback   int64 [rows], the ids drawn, called at the other ranks that embed
+    layers     what computes a Run; needed only where programs have such pieces
     """
 
     ids: Callable[[], Tensor]
     attend: Callable[[Op, Tensor], tuple[Tensor, Tensor | None]]
     draw: Callable[[Tensor], Tensor]
     feedback: Callable[[Tensor], None]
+    layers: RunLayers | None = None
 
 
 class Executor:
@@ -113,17 +116,21 @@ class Executor:
             Kind.FEEDBACK: (self._feedback, self._fed_back),
         }
 
-    def run(self, program: Program, frame: Frame) -> None:
+    def run(self, program: Sequence[Piece], frame: Frame) -> None:
         """Execute `program`; every operation is added to `times`, the caller finishes the step."""
         for work in self.steps(program, frame):
             work.wait()
 
-    def steps(self, program: Program, frame: Frame) -> Iterator[Work]:
+    def steps(self, program: Sequence[Piece], frame: Frame) -> Iterator[Work]:
         """The same, piece by piece: go on once what was yielded has been waited for."""
         table, times, recorder = self._table, self.times, self._recorder
         self._frame = frame
         began = perf_counter()
         for op in program:
+            if isinstance(op, Run):
+                self._run(op, began)
+                began = perf_counter()
+                continue
             self.at = op
             waited = 0.0
             if op.sends and self._sending is not None:
@@ -144,11 +151,22 @@ class Executor:
             if recorder.on:
                 recorder.add(self._stream, op, began, now - began, waited)
             began = now
-        if self._sending is not None:
+        if self._sending is not None and self.at is not None:
             yield self._sending[0]
             self._sending = None
             waited = perf_counter() - began
-            times.add(program[-1], waited, waited)
+            times.add(self.at, waited, waited)
+
+    def _run(self, run: Run, began: float) -> None:
+        self.at = run.ops[0]
+        if self._frame.layers is None:
+            raise ProtocolError("nothing here computes whole layers but the program has some")
+        self._tensors.x, seconds = self._frame.layers(run, self._tensors.x)
+        for op, spent in zip(run.ops, seconds, strict=True):
+            self.times.add(op, spent, 0.0)
+            if self._recorder.on:
+                self._recorder.add(self._stream, op, began, spent, 0.0)
+            began += spent
 
     @property
     def dense(self) -> Dense:

@@ -11,8 +11,9 @@ What streams of a rank share (weights, pages, transport) belongs to `tknp.engine
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from tknp.attention.base import DecodeAttention
 from tknp.engine.batch import Admit, Batch, Delta
 from tknp.engine.executor import Frame
 from tknp.engine.owned import OwnedRow, OwnedRows
+from tknp.engine.runs import Piece, Run, pieces
 from tknp.errors import ProtocolError, TknpError
+from tknp.kernels.layers import KernelLayers
 from tknp.layout.derive import derive
 from tknp.layout.layout import Layout
-from tknp.layout.program import Kind, Op, Program
+from tknp.layout.program import Kind, Op
 from tknp.layout.rank import Rank
 from tknp.layout.rows import Group
 from tknp.sampling.grammar import Grammars
@@ -50,13 +53,14 @@ class Drawn:
 class Planned:
     """A program, and the runs of rows that its ATTEND operations name."""
 
-    program: Program
+    program: tuple[Piece, ...]
     attends: tuple[tuple[int, int], ...]
 
 
 class StreamState:
     """`pages`: of each layer kept here. `attention` and `pages` are None on a root-only node.
 
+    `layers`: where layers whose rows don't leave this rank run in one go.
     `grammars`: where schemas are asked for, at the rank that samples.
     """
 
@@ -72,6 +76,7 @@ class StreamState:
         max_batch: int,
         device: torch.device,
         grammars: Grammars | None = None,
+        layers: KernelLayers | None = None,
     ) -> None:
         self.batch = Batch(epoch, layout, max_batch, stream)
         self.samples = rank == Rank(layout.sampler(stream), 0)
@@ -80,6 +85,7 @@ class StreamState:
         self._embeds = layout.embeds(stream, rank)
         self._attention = attention
         self._pages = pages or {}
+        self._layers = layers
         self._device = device
         self._sampler = Sampler(layout.config.vocab_size, layout.config.eos_ids)
         self._grammars = grammars
@@ -92,7 +98,7 @@ class StreamState:
         self._now = Planned((), ())
 
     @property
-    def program(self) -> Program:
+    def program(self) -> tuple[Piece, ...]:
         """This rank's program for the batch as it stands."""
         return self._now.program
 
@@ -121,11 +127,13 @@ class StreamState:
 
     def frame(self, drawn: Drawn) -> Frame:
         """What the executor works on in this step; draws land in `drawn`."""
+        plans = self._attention_plans()
         return Frame(
             ids=lambda: self._tokens[self._order],
-            attend=self._attend_with(),
+            attend=partial(self._attend, plans),
             draw=lambda logits: self._draw(logits, drawn),
             feedback=self._feed,
+            layers=None if self._layers is None else partial(_run_layers, self._layers, plans),
         )
 
     def _admit(self, admit: Admit) -> None:
@@ -152,7 +160,8 @@ class StreamState:
         if planned is None:
             program = derive(self._layout, self.batch.stream, groups, self._rank)
             attends = {(op.start, op.stop) for op in program if op.kind is Kind.ATTEND}
-            planned = Planned(program, tuple(sorted(attends)))
+            whole = program if self._layers is None else pieces(program)
+            planned = Planned(whole, tuple(sorted(attends)))
             self._planned[groups] = planned
             if len(self._planned) > _PROGRAMS_KEPT:
                 self._planned.popitem(last=False)
@@ -183,23 +192,23 @@ class StreamState:
         shard = row.shares.owners.index(node)
         return OwnedRow(slot, row.position, row.shares.length(shard, tokens), node == row.appender)
 
-    def _attend_with(self) -> Callable[[Op, Tensor], tuple[Tensor, Tensor]]:
-        """Attention over this rank's own rows of the step."""
+    def _attention_plans(self) -> dict[int, Any]:
+        """Of this rank's own rows of the step, by the first row of each run."""
         attends: Sequence[tuple[int, int]] = self._now.attends
+        plans: dict[int, Any] = {}
         if not attends:
-            return _no_rows
+            return plans
         if self._attention is None:
             raise ProtocolError(f"rank {self._rank} keeps no KV but was given rows to attend")
-        attention, pages = self._attention, self._pages
-        plans: dict[int, Any] = {}
         for start, stop in attends:
             first = self._owned_at[start]
-            plans[start] = attention.plan(self._owned.between(first, first + stop - start))
+            plans[start] = self._attention.plan(self._owned.between(first, first + stop - start))
+        return plans
 
-        def attend(op: Op, qkv: Tensor) -> tuple[Tensor, Tensor]:
-            return attention.attend(plans[op.start], qkv, *pages[op.layer])
-
-        return attend
+    def _attend(self, plans: dict[int, Any], op: Op, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        if self._attention is None or op.start not in plans:
+            raise ProtocolError(f"layer {op.layer}: attention asked for without rows")
+        return self._attention.attend(plans[op.start], qkv, *self._pages[op.layer])
 
     def _draw(self, logits: Tensor, drawn: Drawn) -> Tensor:
         states = [self._row_states[slot] for slot in self.batch.order]
@@ -221,5 +230,7 @@ class StreamState:
         self._tokens[self._order] = ids
 
 
-def _no_rows(op: Op, qkv: Tensor) -> tuple[Tensor, Tensor]:
-    raise ProtocolError(f"layer {op.layer}: attention asked for without rows")
+def _run_layers(
+    layers: KernelLayers, plans: dict[int, Any], run: Run, x: Tensor
+) -> tuple[Tensor, Sequence[float]]:
+    return layers.run(run.layers, plans[run.ops[0].start], x)

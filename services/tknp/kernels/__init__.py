@@ -6,6 +6,7 @@
     library.py    loads it: available(), load()
     dense.py      KernelDense              twin: tknp.model.dense.TorchDense
     decode.py     KernelDecodeAttention    twin: tknp.attention.torch_cpu.TorchCpuAttention
+    layers.py     KernelLayers             twin: those two, layer by layer
     prefill.py    KernelPrefillAttention   twin: tknp.attention.prefill.PrefillAttention
 
 Where `available()` says no (no g++, no AVX2, TKNP_KERNELS=off), callers take the twin and tell the

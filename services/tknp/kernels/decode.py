@@ -31,7 +31,7 @@ class KernelPlan:
 
 
 class KernelDecodeAttention:
-    """Implements `tknp.attention.base.DecodeAttention`.
+    """Implements `tknp.attention.base.DecodeAttention`. `heads`: as the kernels take them.
 
     Raises Unavailable where there are no kernels, InvalidValue for head or page sizes that they
     don't have.
@@ -41,7 +41,7 @@ class KernelDecodeAttention:
         self.shape = shape
         self.rope = check_rope(shape, rope)
         self._library = load()
-        self._heads = heads_of(shape, self.rope)
+        self.heads = heads_of(shape, self.rope)
 
     def plan(self, rows: DecodeRows) -> KernelPlan:
         rows.check(self.shape.page_size, self.rope[0].shape[0])
@@ -70,7 +70,7 @@ class KernelDecodeAttention:
         out = qkv.new_empty(plan.rows, self.shape.q_width)
         lse = torch.empty(plan.rows, self.shape.q_heads)
         status = self._library.attend(
-            byref(self._heads), byref(plan.step), qkv.data_ptr(), k.data_ptr(), v.data_ptr(),
+            byref(self.heads), byref(plan.step), qkv.data_ptr(), k.data_ptr(), v.data_ptr(),
             out.data_ptr(), lse.data_ptr(), threads(),
         )  # fmt: skip
         check(status)

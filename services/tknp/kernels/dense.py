@@ -63,6 +63,15 @@ class KernelDense:
         """Bytes of all weights as packed, padding included."""
         return self._arena.nbytes + sum(norm.nbytes for norm in self._norms)
 
+    @property
+    def shape(self) -> Shape:
+        """Sizes as the kernels take them."""
+        return self._shape
+
+    def packed(self, layer: int) -> Layer:
+        """Weights of `layer` as the kernels take them; stays where it is."""
+        return self._layers[layer]
+
     def embed(self, ids: Tensor) -> Tensor:
         table = held(self._embedding, "embedding")
         local = (ids.long() - self.shard.vocab.start).contiguous()

@@ -1,7 +1,7 @@
 """The compiled kernels as Python functions, and whether this machine can have them.
 
-Calls go through ctypes, which releases the GIL. Structures mirror csrc/dense.h, rope.h and
-attention.h field by field.
+Calls go through ctypes, which releases the GIL. Structures mirror csrc/dense.h, rope.h,
+attention.h and layers.h field by field.
 """
 
 from __future__ import annotations
@@ -90,6 +90,17 @@ class Step(ctypes.Structure):
     )
 
 
+class Layers(ctypes.Structure):
+    """`count` layers: arrays of pointers to `Layer`, to their pages of keys and of values."""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("weights", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    )
+
+
 _P, _N = c_void_p, c_int64
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "supports_head_dim": (c_int, (_N,)),
@@ -105,6 +116,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "head": (c_int, (_P, _P, _P, _P, _N, _P, c_int)),
     "plan": (_N, (_P, _N)),
     "attend": (c_int, (_P, _P, _P, _P, _P, _P, _P, c_int)),
+    "layers": (c_int, (_P, _P, _P, _P, _P, _P, _P, _P, _P, c_int)),
     "prefill": (c_int, (_P, _P, _N, _N, _P, _P, _P, _P, c_int)),
     "read": (c_uint64, (_P, _N, c_int)),
 }

@@ -215,40 +215,58 @@ inline int64_t unit_at(const Step& step, int64_t kv_heads, int64_t cost) {
   return item * kv_heads + (cost - begin[item] * kv_heads) / (begin[item + 1] - begin[item]);
 }
 
+// Give `d` its scratch memory: `plan` is added to, `place` called once that is reserved.
+struct DecodeAt {
+  size_t queries, highest, total, sums, scores, weights;
+
+  DecodeAt(Scratch::Plan& plan, const Heads& heads, const Step& step, int threads) {
+    const int64_t parts = step.items * heads.q_heads;
+    const int64_t stride = round_up(heads.head_dim, kPair);
+    const int64_t together = threads * heads.group() * kItemTokens;
+    queries = plan.add<Act>(step.rows * heads.q_heads * stride);
+    highest = plan.add<float>(parts);
+    total = plan.add<float>(parts);
+    sums = plan.add<float>(parts * stride);
+    scores = plan.add<float>(together);
+    weights = plan.add<Act>(together);
+  }
+
+  void place(Decode& d, char* memory) const {
+    d.queries = reinterpret_cast<Act*>(memory + queries);
+    d.highest = reinterpret_cast<float*>(memory + highest);
+    d.total = reinterpret_cast<float*>(memory + total);
+    d.sums = reinterpret_cast<float*>(memory + sums);
+    d.scores = reinterpret_cast<float*>(memory + scores);
+    d.weights = reinterpret_cast<Act*>(memory + weights);
+  }
+};
+
+// `attend` for one thread of a team; ends without a barrier.
 template <int DH>
-inline void attend(Decode d, int threads) {
+inline void attend_rows(Team team, const Decode& d) {
   constexpr int kStride = HeadLayout<DH>::kStride;
   const int64_t q_heads = d.heads.q_heads, kv_heads = d.heads.kv_heads, rows = d.step.rows;
-  const int64_t per_thread = d.heads.group() * kItemTokens, parts = d.step.items * q_heads;
-  Scratch::Plan plan;
-  const size_t queries_at = plan.add<Act>(rows * q_heads * kStride);
-  const size_t highest_at = plan.add<float>(parts);
-  const size_t total_at = plan.add<float>(parts);
-  const size_t sums_at = plan.add<float>(parts * kStride);
-  const size_t scores_at = plan.add<float>(threads * per_thread);
-  const size_t weights_at = plan.add<Act>(threads * per_thread);
-  char* memory = scratch().reserve(plan);
-  d.queries = reinterpret_cast<Act*>(memory + queries_at);
-  d.highest = reinterpret_cast<float*>(memory + highest_at);
-  d.total = reinterpret_cast<float*>(memory + total_at);
-  d.sums = reinterpret_cast<float*>(memory + sums_at);
-  d.scores = reinterpret_cast<float*>(memory + scores_at);
-  d.weights = reinterpret_cast<Act*>(memory + weights_at);
+  const int64_t scratch_at = team.rank * d.heads.group() * kItemTokens;
+  const Range mine = team.share(rows);
+  for (int64_t row = mine.begin; row < mine.end; ++row) prepare_row(d, row, kStride);
+  team.barrier();
+  const ItemKernel<DH> kernel{d};
+  const Range cost = team.share(d.step.item_blocks[d.step.items] * kv_heads);
+  const int64_t stop = unit_at(d.step, kv_heads, cost.end);
+  for (int64_t u = unit_at(d.step, kv_heads, cost.begin); u < stop; ++u)
+    kernel(u / kv_heads, u % kv_heads, (u + 1) / kv_heads, (u + 1) % kv_heads,
+           d.scores + scratch_at, d.weights + scratch_at);
+  team.barrier();
+  const Range merges = team.share(rows * q_heads);
+  for (int64_t i = merges.begin; i < merges.end; ++i)
+    merge_row(d, i / q_heads, i % q_heads, kStride);
+}
 
-  parallel(threads, [&](Team team) {
-    const Range mine = team.share(rows);
-    for (int64_t row = mine.begin; row < mine.end; ++row) prepare_row(d, row, kStride);
-    team.barrier();
-    const ItemKernel<DH> kernel{d};
-    const Range cost = team.share(d.step.item_blocks[d.step.items] * kv_heads);
-    const int64_t stop = unit_at(d.step, kv_heads, cost.end);
-    for (int64_t u = unit_at(d.step, kv_heads, cost.begin); u < stop; ++u)
-      kernel(u / kv_heads, u % kv_heads, (u + 1) / kv_heads, (u + 1) % kv_heads,
-             d.scores + team.rank * per_thread, d.weights + team.rank * per_thread);
-    team.barrier();
-    const Range merges = team.share(rows * q_heads);
-    for (int64_t i = merges.begin; i < merges.end; ++i)
-      merge_row(d, i / q_heads, i % q_heads, kStride);
-  });
+template <int DH>
+inline void attend(Decode d, int threads) {
+  Scratch::Plan plan;
+  const DecodeAt at(plan, d.heads, d.step, threads);
+  at.place(d, scratch().reserve(plan));
+  parallel(threads, [&](Team team) { attend_rows<DH>(team, d); });
 }
 }  // namespace tknp

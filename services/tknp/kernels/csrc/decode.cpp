@@ -1,6 +1,8 @@
 // C interface: decode attention.
 #include "attention.h"
+
 #include "interface.h"
+#include "layers.h"
 
 using namespace tknp;
 
@@ -25,6 +27,13 @@ int for_head_dim(int64_t head_dim, Body&& body) {
   return kUnsupported;
 }
 }  // namespace
+
+namespace tknp {
+void attend_stage(Team team, const Decode& decode) {
+  for_head_dim(decode.heads.head_dim,
+               [&](auto head_dim) { attend_rows<head_dim>(team, decode); });
+}
+}  // namespace tknp
 
 extern "C" {
 int tknp_supports_head_dim(int64_t head_dim) {

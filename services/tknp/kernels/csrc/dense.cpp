@@ -1,8 +1,22 @@
 // C interface: packing of weights and the dense operations.
 #include "dense.h"
+
 #include "interface.h"
+#include "layers.h"
 
 using namespace tknp;
+
+namespace tknp {
+void project_stage(Team team, const Layer& layer, const Shape& shape, const float* x, int64_t rows,
+                   bf16* qkv, const DenseAt& at, char* memory) {
+  project_rows(team, layer, shape, x, rows, qkv, at, memory);
+}
+
+void finish_stage(Team team, const Layer& layer, const Shape& shape, float* x,
+                  const bf16* attention, int64_t rows, const DenseAt& at, char* memory) {
+  finish_rows(team, layer, shape, x, attention, rows, at, memory);
+}
+}  // namespace tknp
 
 extern "C" {
 int64_t tknp_packed_elements(int64_t rows, int64_t columns) {

@@ -96,16 +96,46 @@ inline void gate_up(Team team, const Layer& layer, const Shape& shape, const Act
   team.barrier();
 }
 
+// Starts in scratch memory of what the operations of a layer hand from stage to stage.
+struct DenseAt {
+  size_t attention, normed, columns;
+
+  DenseAt(Scratch::Plan& plan, const Shape& shape, int64_t rows)
+      : attention(plan.add<Act>(rows * act_stride(shape.q_width))),
+        normed(plan.add<Act>(rows * act_stride(shape.hidden))),
+        columns(plan.add<Act>(rows * act_stride(shape.mlp_columns))) {}
+};
+
+// `project` and `finish` for one thread of a team; they end without a barrier.
+inline void project_rows(Team team, const Layer& layer, const Shape& shape, const float* x,
+                         int64_t rows, bf16* qkv, const DenseAt& at, char* memory) {
+  Act* normed = reinterpret_cast<Act*>(memory + at.normed);
+  norm_rows(team, x, layer.input_norm, shape.norm_eps, rows, shape.hidden, normed);
+  linear(team, normed, rows, shape.hidden, layer.qkv, shape.qkv_width,
+         StoreBf16{qkv, shape.qkv_width});
+}
+
+inline void finish_rows(Team team, const Layer& layer, const Shape& shape, float* x,
+                        const bf16* attention, int64_t rows, const DenseAt& at, char* memory) {
+  Act* a = reinterpret_cast<Act*>(memory + at.attention);
+  Act* normed = reinterpret_cast<Act*>(memory + at.normed);
+  Act* columns = reinterpret_cast<Act*>(memory + at.columns);
+  widen_rows(team, attention, rows, shape.q_width, a);
+  linear(team, a, rows, shape.q_width, layer.output, shape.hidden, AddFloat{x, shape.hidden});
+  team.barrier();
+  norm_rows(team, x, layer.mlp_norm, shape.norm_eps, rows, shape.hidden, normed);
+  gate_up(team, layer, shape, normed, rows, columns);
+  linear(team, columns, rows, shape.mlp_columns, layer.down, shape.hidden,
+         AddFloat{x, shape.hidden});
+}
+
 inline void project(const Layer& layer, const Shape& shape, const float* x, int64_t rows, bf16* qkv,
                     int threads) {
   Scratch::Plan plan;
-  plan.add<Act>(rows * act_stride(shape.hidden));
-  Act* normed = reinterpret_cast<Act*>(scratch().reserve(plan));
-  parallel(threads, [&](Team team) {
-    norm_rows(team, x, layer.input_norm, shape.norm_eps, rows, shape.hidden, normed);
-    linear(team, normed, rows, shape.hidden, layer.qkv, shape.qkv_width,
-           StoreBf16{qkv, shape.qkv_width});
-  });
+  const DenseAt at(plan, shape, rows);
+  char* memory = scratch().reserve(plan);
+  parallel(threads,
+           [&](Team team) { project_rows(team, layer, shape, x, rows, qkv, at, memory); });
 }
 
 inline void output(const Layer& layer, const Shape& shape, const bf16* attention, int64_t rows,
@@ -138,22 +168,10 @@ inline void mlp(const Layer& layer, const Shape& shape, const float* x, int64_t 
 inline void finish(const Layer& layer, const Shape& shape, float* x, const bf16* attention,
                    int64_t rows, int threads) {
   Scratch::Plan plan;
-  plan.add<Act>(rows * act_stride(shape.q_width));
-  const size_t normed_at = plan.add<Act>(rows * act_stride(shape.hidden));
-  const size_t columns_at = plan.add<Act>(rows * act_stride(shape.mlp_columns));
+  const DenseAt at(plan, shape, rows);
   char* memory = scratch().reserve(plan);
-  Act* a = reinterpret_cast<Act*>(memory);
-  Act* normed = reinterpret_cast<Act*>(memory + normed_at);
-  Act* columns = reinterpret_cast<Act*>(memory + columns_at);
-  parallel(threads, [&](Team team) {
-    widen_rows(team, attention, rows, shape.q_width, a);
-    linear(team, a, rows, shape.q_width, layer.output, shape.hidden, AddFloat{x, shape.hidden});
-    team.barrier();
-    norm_rows(team, x, layer.mlp_norm, shape.norm_eps, rows, shape.hidden, normed);
-    gate_up(team, layer, shape, normed, rows, columns);
-    linear(team, columns, rows, shape.mlp_columns, layer.down, shape.hidden,
-           AddFloat{x, shape.hidden});
-  });
+  parallel(threads,
+           [&](Team team) { finish_rows(team, layer, shape, x, attention, rows, at, memory); });
 }
 
 inline void head(const float* norm, const bf16* packed, const Shape& shape, const float* x,
