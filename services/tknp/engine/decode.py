@@ -85,13 +85,13 @@ class DecodeRank:
         self.rank = rank
         self.recorder = recorder or Recorder()
         self._transport = transport
+        streams = [s for s in range(layout.streams) if rank.node in layout.members(s)]
+        turns = len(streams) > 1 and device.type == "cpu"
         pages = None
         if storage is not None:
             kept = enumerate(layout.kv_layers(rank))
             pages = {layer: storage.layer(index) for index, layer in kept}
-        # Several streams take turns from operation to operation.
-        alone = sum(rank.node in layout.members(stream) for stream in range(layout.streams)) == 1
-        layers = whole_layers(dense, attention, pages) if alone else None
+        layers = None if turns else whole_layers(dense, attention, pages)
         self._lanes = {
             stream: _Lane(
                 StreamState(
@@ -100,11 +100,10 @@ class DecodeRank:
                 ),
                 Executor(
                     layout, rank, dense, transport, device=device, max_rows=max_batch,
-                    stream=stream, recorder=self.recorder,
+                    stream=stream, recorder=self.recorder, turns=turns,
                 ),
             )
-            for stream in range(layout.streams)
-            if rank.node in layout.members(stream)
+            for stream in streams
         }  # fmt: skip
         self._broken: str | None = None
 

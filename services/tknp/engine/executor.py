@@ -8,9 +8,9 @@ x is the residual stream, float32 [rows, D]; it already contains the last layer'
 a handoff carries the one tensor where the paper's implementation carries two.
 
 An operation starts, yields what has to be waited for, if anything, and completes. Whoever drives
-the generator waits: `run` by blocking, `tknp.engine.lanes` by going on with another stream. What is
-sent is kept alive until the next send, which waits for it; by then its receiver has usually
-answered.
+the generator waits: `run` by blocking, `tknp.engine.lanes` by going on with another stream, also
+where a computation is about to begin (TURN). What is sent is kept alive until the next send, which
+waits for it; by then its receiver has usually answered.
 
 What differs between decode and prefill is passed in as a Frame: where ids come from, what
 attention does, and how a token is drawn.
@@ -18,7 +18,7 @@ attention does, and how a token is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -30,10 +30,12 @@ from tknp.engine.runs import Piece, Run, RunLayers
 from tknp.engine.sequence import SequenceOperations
 from tknp.engine.tensors import Tensors
 from tknp.engine.times import StepTimes
+from tknp.engine.turn import TURN
 from tknp.errors import ProtocolError
 from tknp.layout.layout import Layout
 from tknp.layout.program import Kind, Op, Transfer
 from tknp.layout.rank import Rank
+from tknp.layout.turns import DENSE
 from tknp.model.dense import Dense
 from tknp.transport.base import Message, Transport, Work
 
@@ -44,6 +46,7 @@ TORCH_DTYPES = {
 }
 
 
+_COMPUTES = DENSE | {Kind.ATTEND}
 _Start = Callable[[Op], Work | None]
 _Complete = Callable[[Op], None]
 
@@ -69,8 +72,8 @@ class Frame:
 class Executor:
     """One stream of one rank. One thread uses it.
 
-    `dense` is None on an attention-only node. `max_rows`: largest batch. `at`: the operation under
-    way.
+    `dense` is None on an attention-only node. `max_rows`: largest batch. `turns`: give way to other
+    streams before computations, and within the longest one. `at`: the operation under way.
     """
 
     def __init__(
@@ -84,9 +87,11 @@ class Executor:
         max_rows: int,
         stream: int = 0,
         recorder: Recorder | None = None,
+        turns: bool = False,
     ) -> None:
         self._rank = rank
         self._dense = dense
+        self._turns = turns
         self._transport = transport
         self._stream = stream
         self._recorder = recorder or Recorder()
@@ -133,17 +138,17 @@ class Executor:
                 continue
             self.at = op
             waited = 0.0
+            if self._turns and op.kind in _COMPUTES:
+                waited += yield from _waited(TURN)
+                if op.kind is Kind.SAMPLE:
+                    waited += yield from self._head(op)
             if op.sends and self._sending is not None:
-                before = perf_counter()
-                yield self._sending[0]
+                waited += yield from _waited(self._sending[0])
                 self._sending = None
-                waited += perf_counter() - before
             start, complete = table[op.kind]
             work = start(op)
             if work is not None:
-                before = perf_counter()
-                yield work
-                waited += perf_counter() - before
+                waited += yield from _waited(work)
             if complete is not None:
                 complete(op)
             now = perf_counter()
@@ -265,10 +270,21 @@ class Executor:
         tensors.x = tensors.arrives(op.recvs[0])
         return self._receive([(op.recvs[0].src, tensors.x)])
 
+    def _head(self, op: Op) -> Generator[Work, None, float]:
+        """Logits of a SAMPLE in pieces; returns the seconds that other streams took in between."""
+        self._keep(op)
+        waited, parts = 0.0, []
+        for part in self.dense.head_parts(self._tensors.x):
+            parts.append(part)
+            waited += yield from _waited(TURN)
+        self._logits = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return waited
+
     def _sample(self, op: Op) -> Work | None:
         tensors = self._tensors
-        self._keep(op)
-        self._logits = self.dense.head(tensors.x)
+        if not self._turns:
+            self._keep(op)
+            self._logits = self.dense.head(tensors.x)
         if op.sends:
             self._send([(t.dst, self._logits) for t in op.sends])
         elif op.recvs:
@@ -308,6 +324,13 @@ class Executor:
 
     def _receive(self, messages: list[Message]) -> Work:
         return self._transport.post([], messages, stream=self._stream)
+
+
+def _waited(work: Work) -> Generator[Work, None, float]:
+    """Yield `work`; returns the seconds until the step went on."""
+    before = perf_counter()
+    yield work
+    return perf_counter() - before
 
 
 def _rows(qkv: Tensor, t: Transfer) -> Tensor:

@@ -2,10 +2,10 @@
 
     submit(delta) --> the lane of its stream --> steps in order, one at a time
 
-A lane whose next piece would wait for a peer gives way: to lanes that go on with dense work first,
-since the whole pool waits for a root, then to the one with the oldest step. Among microbatches this
-fills one's exchanges with the other's work. When every lane waits, the thread polls, with pauses
-that grow, so that it doesn't take the core of those it waits for.
+Before every computation a step gives way (TURN). Which one goes on, and which one waits although
+nothing else is ready, `tknp.layout.turns` says. Messages are posted and received as soon as they
+can be. When nothing can go on the thread polls, with pauses that grow, so that it doesn't take the
+core of those it waits for.
 
 On CUDA nothing is waited for on the host: each step is enqueued whole, in the order of messages,
 which is the same on every rank, on the CUDA stream of its lane.
@@ -27,7 +27,8 @@ import torch
 
 from tknp.engine.batch import Delta
 from tknp.engine.decode import DecodeRank, Outcome
-from tknp.layout.program import Kind
+from tknp.engine.turn import TURN
+from tknp.layout.turns import DENSE, Turns, VirtualTime
 from tknp.transport.base import Work
 
 _SPINS = 100  # polls without leaving the core
@@ -40,6 +41,7 @@ class _Submitted:
     delta: Delta
     future: Future[Outcome]
     order: int
+    turn: int = 0
 
 
 @dataclass
@@ -59,6 +61,9 @@ class Lanes:
     def __init__(self, rank: DecodeRank, device: torch.device) -> None:
         self._rank = rank
         self._lanes = {s: _Lane(s, _context(device)) for s in rank.streams}
+        layout, node = rank.layout, rank.rank.node
+        samplers = [layout.sampler(stream) for stream in range(layout.streams)]
+        self._turns = Turns(layout.routes, samplers, node)
         self._arrivals: queue.SimpleQueue[_Submitted] = queue.SimpleQueue()
         self._arrived = 0
 
@@ -81,12 +86,11 @@ class Lanes:
             busy = [lane for lane in self._lanes.values() if lane.queue]
             if not busy:
                 return
-            ready = [lane for lane in busy if self._ready(lane)]
-            ready = [lane for lane in ready if lane.queue]  # none if one has failed
-            if ready:
-                self._advance(min(ready, key=self._urgency))
+            lane = self._next(busy)
+            if lane is not None:
+                self._advance(lane)
                 idle = _Pause()
-            else:
+            elif any(lane.queue for lane in busy):  # none if one has failed
                 idle.wait()
 
     def _take_arrivals(self) -> None:
@@ -95,6 +99,8 @@ class Lanes:
             lane = self._lanes.get(submitted.delta.stream)
             if lane is None:
                 lane = next(iter(self._lanes.values()))  # whose step then fails with the reason
+            else:
+                submitted.turn = self._turns.next_turn(lane.stream)
             lane.queue.append(submitted)
 
     def _run_whole(self, lane: _Lane) -> None:
@@ -109,6 +115,23 @@ class Lanes:
                 lane.queue.popleft()
                 submitted.future.set_result(outcome)
 
+    def _next(self, busy: list[_Lane]) -> _Lane | None:
+        """The lane that goes on now; None if all wait for peers or for their turn."""
+        moving = [lane for lane in busy if lane.work is not TURN and self._ready(lane)]
+        moving = [lane for lane in moving if lane.queue]  # none if one has failed
+        if moving:
+            return min(moving, key=lambda lane: lane.queue[0].order)
+        times = [time for time in map(self._time, busy) if time is not None]
+        first = min(times)[-1] if times else None
+        found: list[tuple[int, int, _Lane]] = []
+        for lane in busy:
+            op = self._rank.at(lane.stream)
+            if lane.work is not TURN or op is None:
+                continue
+            if lane.stream == first or op.kind not in DENSE:
+                found.append((self._turns.place(lane.stream, op), lane.queue[0].order, lane))
+        return min(found)[-1] if found else None
+
     def _ready(self, lane: _Lane) -> bool:
         try:
             return lane.work is None or lane.work.done()
@@ -116,11 +139,14 @@ class Lanes:
             self._fail(lane, error)
             return False
 
-    def _urgency(self, lane: _Lane) -> tuple[bool, int]:
-        op = self._rank.at(lane.stream) if lane.running is not None else None
-        # After a scatter that has arrived comes attention; after anything else, or first, dense.
-        attends = op is not None and op.kind is Kind.SCATTER
-        return attends, lane.queue[0].order
+    def _time(self, lane: _Lane) -> VirtualTime | None:
+        """Of the first visit to this node that is not over, of all steps of `lane`."""
+        for index, submitted in enumerate(lane.queue):
+            op = self._rank.at(lane.stream) if index == 0 and lane.running is not None else None
+            time = self._turns.time(lane.stream, submitted.turn, op)
+            if time is not None:
+                return time
+        return None
 
     def _advance(self, lane: _Lane) -> None:
         """Go on with the step of `lane` until it waits for something that has not happened."""
@@ -129,10 +155,12 @@ class Lanes:
             if lane.running is None:
                 lane.running = self._rank.steps(submitted.delta)
             with lane.context():
-                while lane.work is None or lane.work.done():
+                while True:
                     if lane.work is not None:
                         lane.work.wait()
                     lane.work = next(lane.running)
+                    if lane.work is TURN or not lane.work.done():
+                        return
         except StopIteration as end:
             lane.running = lane.work = None
             lane.queue.popleft()

@@ -9,6 +9,7 @@ Any number of threads may call one instance at a time: it never changes after co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from ctypes import byref
 
 import torch
@@ -21,6 +22,9 @@ from tknp.model.config import ModelConfig
 from tknp.model.dense import check_whole, held
 from tknp.model.shard import Shard
 from tknp.model.weights import LayerWeights, ShardWeights
+
+_PANELS = 64  # columns, whole panels of every instruction set
+_ITEM_BYTES = 2
 
 
 class KernelDense:
@@ -126,9 +130,24 @@ class KernelDense:
     def head(self, x: Tensor) -> Tensor:
         matrix, norm = held(self._head, "head"), held(self._final_norm, "head")
         x = self._residual(x)
-        logits = x.new_empty(x.shape[0], self._shape.vocabulary)
+        return self._logits(norm, matrix, self._shape, x)
+
+    def head_parts(self, x: Tensor) -> Iterator[Tensor]:
+        """Parts that take about as long as a layer."""
+        matrix, norm = held(self._head, "head"), held(self._final_norm, "head")
+        x, whole = self._residual(x), self._shape
+        layer = whole.qkv_width + whole.q_width + 3 * whole.mlp_columns
+        columns = -(-layer // _PANELS) * _PANELS
+        for start in range(0, max(whole.vocabulary, 1), columns):
+            part = Shape.from_buffer_copy(whole)
+            part.vocabulary = min(columns, whole.vocabulary - start)
+            before = self._library.packed_elements(start, whole.hidden)
+            yield self._logits(norm, matrix + before * _ITEM_BYTES, part, x)
+
+    def _logits(self, norm: int, matrix: int, shape: Shape, x: Tensor) -> Tensor:
+        logits = x.new_empty(x.shape[0], shape.vocabulary)
         status = self._library.head(
-            norm, matrix, byref(self._shape), x.data_ptr(), x.shape[0], logits.data_ptr(), threads()
+            norm, matrix, byref(shape), x.data_ptr(), x.shape[0], logits.data_ptr(), threads()
         )
         check(status)
         return logits

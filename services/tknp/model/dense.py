@@ -12,7 +12,7 @@ B may be 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -48,6 +48,9 @@ class Dense(Protocol):
 
     def head(self, x: Tensor) -> Tensor:
         """Final norm and LM head: float32 [B, D] -> float32 logits [B, V_t]."""
+
+    def head_parts(self, x: Tensor) -> Iterator[Tensor]:
+        """The same logits from left to right, each part computed when it is asked for."""
 
 
 class TorchDense:
@@ -90,6 +93,9 @@ class TorchDense:
         norm = held(self._weights.final_norm, "head")
         matrix = held(self._weights.head, "head")
         return F.linear(self._norm(x, norm, self._weights.final_norm_bias), matrix).float()
+
+    def head_parts(self, x: Tensor) -> Iterator[Tensor]:
+        yield self.head(x)
 
     def _norm(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """RMSNorm, or with a bias LayerNorm of scale 1 + weight; float32, rounded once."""
@@ -135,6 +141,9 @@ class BlocksDense:
 
     def head(self, x: Tensor) -> Tensor:
         return held(self._head, "head").head(x)
+
+    def head_parts(self, x: Tensor) -> Iterator[Tensor]:
+        return held(self._head, "head").head_parts(x)
 
     def _of(self, layer: int) -> Dense:
         return held(self._by_layer.get(layer), f"layer {layer}")

@@ -1,4 +1,4 @@
-"""Two microbatches on one thread: a peer that is late for one doesn't hold up the other."""
+"""Two microbatches on one thread: they root one after another, and fail together."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tknp.errors import InvalidValue, ProtocolError, Unavailable
 from tknp.kv.holding import Key
 from tknp.kv.storage import KvStorage
 from tknp.layout.layout import NodeSpec, make_layout
+from tknp.layout.program import Kind
 from tknp.layout.rank import Rank
 from tknp.layout.shares import Shares
 from tknp.model.checkpoint import open_checkpoint
@@ -52,8 +53,8 @@ class Pair:
                 epoch=1, max_batch=2, device=CPU,
             )  # fmt: skip
 
-        self.peer = engine(PEER)
-        self.lanes = Lanes(engine(HERE), CPU)
+        self.peer, self.rank = engine(PEER), engine(HERE)
+        self.lanes = Lanes(self.rank, CPU)
         self.thread = EngineThread("lanes")
 
     def submit(self, delta: Delta) -> Future[Outcome]:
@@ -77,18 +78,24 @@ def first(stream: int) -> Delta:
     return Delta(1, stream, 0, admits=(admit,))
 
 
-def test_a_late_peer_holds_up_its_own_stream_alone(pair: Pair) -> None:
-    late, early = pair.submit(first(0)), pair.submit(first(1))
-    for step in range(1, 4):
-        pair.peer.step(first(1) if step == 1 else Delta(1, 1, step - 1))
-        outcome = early.result(60)
-        assert outcome.delta.stream == 1
-        early = pair.submit(Delta(1, 1, step))
-    assert not late.done()
-    pair.peer.step(first(0))
-    assert late.result(60).delta.stream == 0
-    pair.peer.step(Delta(1, 1, 3))
-    assert early.result(60).delta.step == 3
+def test_streams_root_at_a_node_one_after_another(pair: Pair) -> None:
+    """Both are ready at once, and the first waits for its peer in the middle of its layer."""
+    recording = pair.rank.recorder.start(2)
+    both = [(first(stream), Delta(1, stream, 1)) for stream in (0, 1)]
+    steps = [pair.submit(delta) for stream in both for delta in stream]
+    for turn in (0, 1):
+        for stream in (0, 1):
+            pair.peer.step(both[stream][turn])
+    for step in steps:
+        step.result(60)
+    pair.rank.recorder.stop(recording)
+    visits = [
+        (op.stream, op.step)
+        for op in recording.operations
+        if op.kind in (Kind.EMBED, Kind.PROJECT, Kind.FINISH)
+    ]
+    assert list(dict.fromkeys(visits)) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert visits == sorted(visits, key=lambda visit: (visit[1], visit[0]))
 
 
 def test_steps_of_one_stream_keep_their_order(pair: Pair) -> None:

@@ -39,6 +39,9 @@ def test_operations_equal_the_twin(config, random_weights, rows) -> None:
     close(kernels.output(0, attention), twin.output(0, attention.float()))
     close(kernels.mlp(0, x), twin.mlp(0, x))
     close(kernels.head(x), twin.head(x))
+    for dense in (kernels, twin):
+        parts = list(dense.head_parts(x))
+        assert torch.equal(torch.cat(parts, dim=-1), dense.head(x))
     expected = twin.finish(0, x, attention.float())
     close(kernels.finish(0, x.clone(), attention), expected, 0.004)
 
