@@ -18,6 +18,8 @@ from tknp.gateway.access import REQUEST
 from tknp.gateway.generation import Ask, Generations, Piece
 from tknp.gateway.holding import Holding
 from tknp.gateway.keys import Keys, Tenant, read_keys
+from tknp.gateway.ledger import Use
+from tknp.gateway.limits import Limits, SharedLedger, SharedLimits
 from tknp.gateway.metrics import GatewayMetrics
 from tknp.gateway.pools import Pools
 from tknp.gateway.settings import GatewaySettings
@@ -30,11 +32,15 @@ _SEED_BITS = 63
 
 
 class Gateway:
-    """One replica. `start` before, `close` after. `connect`: makes the client of a pool."""
+    """One replica. `start` before, `close` after.
+
+    `connect`: makes the client of a pool. `ledger`: what all replicas share; None: there is one.
+    """
 
     def __init__(
-        self, settings: GatewaySettings, connect: Callable[[str], Client] | None = None
-    ) -> None:
+        self, settings: GatewaySettings, connect: Callable[[str], Client] | None = None,
+        ledger: SharedLedger | None = None,
+    ) -> None:  # fmt: skip
         self.settings = settings
         self.keys: Keys = read_keys(settings.keys_file)
         self.metrics = GatewayMetrics(self)
@@ -48,12 +54,15 @@ class Gateway:
         self._generations = Generations(
             self.pools, settings.replays, settings.replay_wait_s, self.metrics.replayed
         )
+        self._limits = SharedLimits(self.keys.tenants, ledger) if ledger else Limits()
         self.inflight = 0
 
     async def start(self) -> None:
         await self.pools.start()
+        self._limits.start()
 
     async def close(self) -> None:
+        await self._limits.close()
         await self.pools.close()
 
     @property
@@ -115,20 +124,13 @@ class Gateway:
         limit = self.settings.max_inflight
         if self.inflight + len(asks) > limit:
             raise CapacityError(f"{self.inflight} requests are in flight, max_inflight={limit}")
-        admitted: list[int] = []
+        self.inflight += len(asks)
         try:
-            for ask in asks:
-                tokens = len(ask.prompt) + ask.sampling.max_tokens
-                tenant.admit(tokens)
-                admitted.append(tokens)
-            self.inflight += len(asks)
-            try:
+            whole = Use(len(asks), sum(len(a.prompt) + a.sampling.max_tokens for a in asks))
+            async with self._limits.admitted(tenant, whole):
                 yield
-            finally:
-                self.inflight -= len(asks)
         finally:
-            for tokens in admitted:
-                tenant.leave(tokens)
+            self.inflight -= len(asks)
 
     async def run(self, ask: Ask) -> AsyncIterator[Piece]:
         """Pieces of an admitted request; close it to cancel."""

@@ -19,12 +19,14 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import yaml
 
 from tknp.errors import CapacityError, InvalidValue, TknpError
+from tknp.gateway.ledger import Limit, Use
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FIELDS = frozenset({"name", "key", "sha256", "max_requests", "max_tokens", "priority"})
@@ -38,40 +40,37 @@ class Unauthenticated(TknpError):
 
 @dataclass(eq=False)
 class Tenant:
-    """Who holds a key. `max_requests`, `max_tokens`: in flight at once; None: no limit."""
+    """Who holds a key. `priority`: highest that its requests may ask for.
+
+    `used`: in flight at this replica, kept by `tknp.gateway.limits`.
+    """
 
     name: str
     digest: bytes = b""
-    max_requests: int | None = None
-    max_tokens: int | None = None
+    limit: Limit = field(default_factory=Limit)
     priority: int = 0
-    requests: int = 0
-    tokens: int = 0
+    used: Use = field(default_factory=Use)
 
-    def admit(self, tokens: int) -> None:
-        """Count a request of `tokens` in; raises CapacityError where a limit is reached."""
-        if self.max_requests is not None and self.requests >= self.max_requests:
-            raise CapacityError(
-                f"{self.requests} requests of {self.name} are in flight, "
-                f"max_requests={self.max_requests}: come again later"
-            )
-        if self.max_tokens is not None and self.tokens + tokens > self.max_tokens:
-            if tokens > self.max_tokens:
-                raise InvalidValue(
-                    "max_tokens", tokens, f"prompt plus output; {self.name} may have "
-                    f"{self.max_tokens} in flight",
-                )  # fmt: skip
-            raise CapacityError(
-                f"{self.tokens} tokens of {self.name} are in flight and {tokens} more are asked "
-                f"for, max_tokens={self.max_tokens}: come again later"
-            )
-        self.requests += 1
-        self.tokens += tokens
+    def refuse(self, held: Use, more: Use) -> NoReturn:
+        """Raises InvalidValue if `more` can't ever be had, else CapacityError: another time.
 
-    def leave(self, tokens: int) -> None:
-        """A request that was admitted with `tokens` has ended."""
-        self.requests -= 1
-        self.tokens -= tokens
+        `held`: what is in flight.
+        """
+        most = self.limit
+        if most.requests is not None and more.requests > most.requests:
+            raise InvalidValue(
+                "n", more.requests, f"{self.name} may have {most.requests} requests in flight"
+            )
+        if most.tokens is not None and more.tokens > most.tokens:
+            raise InvalidValue(
+                "max_tokens", more.tokens, f"prompts plus outputs; {self.name} may have "
+                f"{most.tokens} in flight",
+            )  # fmt: skip
+        raise CapacityError(
+            f"{held.requests} requests of {held.tokens} tokens of {self.name} are in flight and "
+            f"{more.requests} of {more.tokens} more are asked for, max_requests={most.requests}, "
+            f"max_tokens={most.tokens}: come again later"
+        )
 
 
 class Keys:
@@ -138,12 +137,10 @@ def _tenant(index: int, item: object) -> Tenant:
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise InvalidValue(f"{place}.sha256", "...", "must be 64 lower-case hexadecimal digits")
     limits: dict[str, int | None] = {}
-    for field, low in (("max_requests", 1), ("max_tokens", 1), ("priority", -(2**31))):
-        value = item.get(field)
+    for entry, low in (("max_requests", 1), ("max_tokens", 1), ("priority", -(2**31))):
+        value = item.get(entry)
         if value is not None and (type(value) is not int or value < low):
-            raise InvalidValue(f"{place}.{field}", value, f"a whole number of at least {low}")
-        limits[field] = value
-    return Tenant(
-        name, bytes.fromhex(digest), limits["max_requests"], limits["max_tokens"],
-        limits["priority"] or 0,
-    )  # fmt: skip
+            raise InvalidValue(f"{place}.{entry}", value, f"a whole number of at least {low}")
+        limits[entry] = value
+    limit = Limit(limits["max_requests"], limits["max_tokens"])
+    return Tenant(name, bytes.fromhex(digest), limit, limits["priority"] or 0)

@@ -42,7 +42,7 @@ class GatewayMetrics:
         return StreamWatch(began_s, self._ttft, self._gap)
 
     def _tenants(self, value: str) -> dict[Labels, float]:
-        return {(t.name,): float(getattr(t, value)) for t in self._gateway.keys.tenants}
+        return {(t.name,): float(getattr(t.used, value)) for t in self._gateway.keys.tenants}
 
     def _pools(self) -> dict[Labels, float]:
         upstreams = self._gateway.pools.upstreams

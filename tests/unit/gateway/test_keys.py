@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tknp.errors import CapacityError, InvalidValue
-from tknp.gateway.keys import Keys, Tenant, Unauthenticated, read_keys
+from tknp.errors import InvalidValue
+from tknp.gateway.keys import Keys, Unauthenticated, read_keys
 
 KEY = "key-0123456789abcdef"
 
@@ -59,17 +59,3 @@ def test_a_bad_file_is_refused_without_showing_keys(
     with pytest.raises(InvalidValue, match=message) as raised:
         read_keys(str(path))
     assert KEY not in str(raised.value)
-
-
-def test_limits_count_what_is_in_flight() -> None:
-    tenant = Tenant("a", max_requests=2, max_tokens=100)
-    tenant.admit(60)
-    with pytest.raises(CapacityError, match="60 tokens of a are in flight"):
-        tenant.admit(41)
-    tenant.admit(40)
-    with pytest.raises(CapacityError, match="2 requests of a"):
-        tenant.admit(0)
-    tenant.leave(60)
-    tenant.admit(60)
-    with pytest.raises(InvalidValue, match="may have 100 in flight"):
-        Tenant("b", max_tokens=100).admit(101)
