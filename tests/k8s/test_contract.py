@@ -21,7 +21,7 @@ from tknp_operator.build.names import metadata
 from tknp_operator.build.network import coordinator_service, disruption_budget, headless_service
 from tknp_operator.build.pods import coordinator_pod, decode_pod, prefill_pod
 from tknp_operator.build.pool import pool_file_map
-from tknp_operator.build.secrets import internal_secret
+from tknp_operator.build.secrets import ca_secret, internal_secret
 from tknp_operator.cluster.client import Api, Refusal, Unreachable, connect
 from tknp_operator.cluster.execute import execute
 from tknp_operator.cluster.kinds import KINDS, POD, SERVICE
@@ -80,7 +80,8 @@ def epoch_manifests(service: Service) -> list[dict[str, Any]]:
     slots = [Slot("a"), Slot("b")]
     placement = Placement(tuple(PlacedNode(n, slot, "") for n, slot in enumerate(slots)))
     return [
-        internal_secret(service, NOW), pool_file_map(service, 1, placement),
+        internal_secret(service, ca_secret(service, NOW), NOW),
+        pool_file_map(service, 1, placement),
         *(decode_pod(service, 1, n, slot) for n, slot in enumerate(slots)),
         prefill_pod(service, 1, 0), coordinator_pod(service, 1),
     ]  # fmt: skip

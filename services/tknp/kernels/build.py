@@ -1,8 +1,12 @@
-"""Compile csrc/ into a shared library, once per machine.
+"""Compile csrc/ into a shared library, once per machine, or once for all in an image.
 
     key = hash(sources, compiler version, flags)     flags name the instruction set
+    <prefix>/share/tknp/kernels/<key>/kernels.so     exists -> use it; there without the compiler
     <user cache>/tknp/kernels/<key>/kernels.so       exists -> use it
                               <key>/lock             held by the process that compiles
+
+`python -m tknp.kernels.build` fills the first place, for every instruction set, so that an image
+needs no compiler and its containers start at once.
 
 Processes that start together wait for the lock and find the library done. It is written under
 another name and renamed, so a process killed half-way leaves nothing that looks finished. Parts are
@@ -25,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tknp.errors import Unavailable
-from tknp.kernels.isa import Isa, chosen_isa
+from tknp.kernels.isa import ISAS, Isa, chosen_isa
 
 SOURCES = Path(__file__).parent / "csrc"
 # No contraction: keys are rotated to the same bits as by torch.
@@ -40,6 +44,7 @@ FLAGS = (
     "-w",
 )
 _LINK_FLAGS = ("-shared", "-fopenmp")
+PREBUILT = Path(sys.prefix) / "share" / "tknp" / "kernels"
 
 
 def user_cache() -> Path:
@@ -61,11 +66,13 @@ def find_compiler() -> str:
 
 
 def prepare() -> Path:
-    """Path of the library for this machine, compiled now unless the user's cache has it.
+    """Path of the library for this machine, compiled now unless an image or the cache has it.
 
     Needs no torch. Unavailable if this machine can't have the kernels.
     """
-    return build(chosen_isa(), user_cache())
+    isa = chosen_isa()
+    prebuilt = PREBUILT / _key(isa, "", SOURCES) / "kernels.so"
+    return prebuilt if prebuilt.exists() else build(isa, user_cache())
 
 
 def build(isa: Isa, cache: Path, sources: Path = SOURCES) -> Path:
@@ -75,11 +82,25 @@ def build(isa: Isa, cache: Path, sources: Path = SOURCES) -> Path:
     """
     compiler = find_compiler()
     directory = cache / _key(isa, _output([compiler, "--version"]), sources)
+    return _built(directory, compiler, isa, sources, 0o700)  # nobody else may put one there
+
+
+def prebuild(directory: Path = PREBUILT, sources: Path = SOURCES) -> list[Path]:
+    """Libraries of `sources` for every instruction set, compiled into `directory`.
+
+    Unavailable as of `build`.
+    """
+    compiler = find_compiler()
+    places = [(isa, directory / _key(isa, "", sources)) for isa in ISAS]
+    return [_built(place, compiler, isa, sources, 0o755) for isa, place in places]
+
+
+def _built(directory: Path, compiler: str, isa: Isa, sources: Path, mode: int) -> Path:
     library = directory / "kernels.so"
     if library.exists():
         return library
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.mkdir(parents=True, exist_ok=True, mode=mode)
         with _locked(directory / "lock"):
             if not library.exists():
                 print("tknp: building CPU kernels (up to a minute, once)...", file=sys.stderr)
@@ -133,3 +154,7 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":
+    print(*prebuild(), sep="\n")

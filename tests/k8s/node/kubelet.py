@@ -4,13 +4,15 @@
        exit: restart after a second while restartPolicy says so; else Succeeded or Failed
        deletionTimestamp: SIGTERM, SIGKILL after the grace, then deletion with grace 0
 
-One thread looks at everything four times a second; one more runs probes, which take a moment each.
+One thread looks at everything four times a second; one more runs probes, which take a moment each:
+every second until they succeed, then with their own period.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -43,6 +45,7 @@ class Running:
         self.restarts, self.exit_code = 0, None
         self.waiting, self.terminated_s = "ContainerCreating", 0.0
         self.failures: dict[str, int] = {}
+        self.due_s: dict[str, float] = {}  # when which probe is next
         self.told: dict[str, Any] = {}
 
     @property
@@ -100,6 +103,8 @@ class Kubelet:
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             "LD_PRELOAD": str(self._library), "TKNP_FAKE_HOSTS": str(self._hosts),
             "GRPC_DNS_RESOLVER": "native", "PYTHONUNBUFFERED": "1",
+            # CPU kernels are compiled, as an image brings them
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),
         }  # fmt: skip
 
     def logs(self, namespace: str, pod: str, container: str) -> str:
@@ -172,6 +177,7 @@ class Kubelet:
         if process is not None and process.poll() is not None:
             running.exit_code, running.process = process.returncode, None
             running.started = running.ready = False
+            running.due_s.clear()
             running.terminated_s = time.monotonic()
         if "deletionTimestamp" in metadata:
             self._let_go(running)
@@ -282,9 +288,13 @@ class Kubelet:
         self._closing.wait(1.0)
 
     def _ask(self, running: Running, kind: str) -> None:
-        probe, sandbox = running.container.get(kind), running.sandbox
-        if probe is None or sandbox is None:
+        probe, sandbox = running.container.get(kind) or {}, running.sandbox
+        if sandbox is None or time.monotonic() < running.due_s.get(kind, 0.0):
+            return
+        if not probe:
             well = True
+        elif not _listens(running):
+            well = False  # whoever asks, so that nobody has to be started to ask
         elif "httpGet" in probe:
             well = _answers(running.address, probe["httpGet"])
         else:
@@ -296,10 +306,12 @@ class Kubelet:
             well = done.returncode == 0
             with open(running.log, "ab") as log:
                 log.write(b"" if well else f"{kind}: ".encode() + done.stdout + done.stderr)
+        if well:
+            running.due_s[kind] = time.monotonic() + probe.get("periodSeconds", 1)
         if running.process is None:
             return
         running.failures[kind] = 0 if well else running.failures.get(kind, 0) + 1
-        limit = (probe or {}).get("failureThreshold", 3)
+        limit = probe.get("failureThreshold", 3)
         if kind == "startupProbe":
             running.started = running.started or well
         elif kind == "readinessProbe":
@@ -321,6 +333,16 @@ def _end(running: Running, number: signal.Signals) -> None:
     except ProcessLookupError:
         return
     process.wait()
+
+
+def _listens(running: Running) -> bool:
+    """Whether the container's first port is open; true for one without ports."""
+    for port in (running.container.get("ports") or ())[:1]:
+        try:
+            socket.create_connection((running.address, port["containerPort"]), 1.0).close()
+        except OSError:
+            return False
+    return True
 
 
 def _answers(address: str, get: dict[str, Any]) -> bool:

@@ -55,6 +55,19 @@ def test_an_unknown_setting_is_refused() -> None:
         choose_isa("fast", AVX2.needs)
 
 
+def test_an_image_brings_them_without_a_compiler(monkeypatch, tmp_path, sources, compiler) -> None:
+    monkeypatch.setattr(building, "ISAS", (PLAIN,))
+    monkeypatch.setattr(building, "PREBUILT", tmp_path / "image")
+    monkeypatch.setattr(building, "SOURCES", sources)
+    monkeypatch.setattr(building, "chosen_isa", lambda: PLAIN)
+    (made,) = building.prebuild(tmp_path / "image", sources)
+    monkeypatch.setattr(building, "find_compiler", lambda: pytest.fail("a compiler is asked for"))
+    assert building.prepare() == made
+    (sources / "one.cpp").write_text('extern "C" int one() { return 2; }\n')
+    with pytest.raises(pytest.fail.Exception, match="a compiler"):
+        building.prepare()
+
+
 def test_no_compiler(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
