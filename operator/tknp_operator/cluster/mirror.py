@@ -51,19 +51,23 @@ class Mirror:
             return self._objects.get((namespace, name))
 
     def _run(self) -> None:
-        pause_s, version = _PAUSE_S, ""
+        version, failures = "", 0
         while True:
-            try:
-                if not version:
-                    version = self._list()
-                version = self._watch(version)
-                pause_s = _PAUSE_S
-            except TknpError as error:
-                if not (isinstance(error, Refusal) and error.code == _GONE):
-                    log.warning("%s can't be followed: %s", self.kind.plural, error)
-                    threading.Event().wait(pause_s)
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-                version = ""
+            version, failures, pause_s = self.turn(version, failures)
+            threading.Event().wait(pause_s)
+
+    def turn(self, version: str, failures: int) -> tuple[str, int, float]:
+        """List, unless there is a `version` to watch from, and watch until the stream ends.
+
+        The version to go on from (empty: list again), failures in a row, seconds to wait before.
+        """
+        try:
+            return self._watch(version or self._list()), 0, 0.0
+        except TknpError as error:
+            if isinstance(error, Refusal) and error.code == _GONE:
+                return "", failures, 0.0  # what was watched is no longer kept: nothing is wrong
+            log.warning("%s can't be followed: %s", self.kind.plural, error)
+            return "", failures + 1, min(_PAUSE_S * 2.0**failures, _LONGEST_PAUSE_S)
 
     def _list(self) -> str:
         items, version = self._api.list(self.kind, self._namespace, self._selector)

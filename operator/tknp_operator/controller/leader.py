@@ -1,30 +1,64 @@
 """One replica acts, the others follow the cluster and wait: a Lease, by the package's own elector.
 
-A replica that can't renew for 10 of its 15 seconds ends its process, so that it never acts beside
-the next one, which takes over within 20 s.
+    the leader renews every retry_s; cut off it ends its process, `stops_s` after it last could
+    others act lease_s after they have seen it renewed last, which is later than that
+
+However the API server is lost (refusing, cut off, hanging), a request of the lock ends within
+request_s. A leader that was frozen finds another one's name when it wakes up, and ends. So two
+never act at once, and the next one acts within 20 s.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import uuid
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import urllib3
 from kubernetes import client
 from kubernetes.leaderelection import electionconfig, leaderelection
 from kubernetes.leaderelection.resourcelock.leaselock import LeaseLock
 
 log = logging.getLogger(__name__)
 LEASE = "tknp-operator"
-LEASE_S, RENEW_S, RETRY_S = 15, 10, 2
 
 
-def lead(api: client.ApiClient, namespace: str, name: str, act: Callable[[], None]) -> None:
+class Times(NamedTuple):
+    """Seconds, whole ones of at least 1."""
+
+    lease_s: int = 15
+    renew_s: int = 8
+    retry_s: int = 2
+    request_s: int = 2
+
+    @property
+    def stops_s(self) -> int:
+        """Longest from its last renewal to a leader's end: it sleeps, tries, and tries once more.
+
+        A try is two requests.
+        """
+        return self.retry_s + self.renew_s + 2 * self.request_s
+
+    @property
+    def takeover_s(self) -> int:
+        """Longest from the last renewal of a leader that is gone to the first act of the next.
+
+        It sees that renewal at a look, counts from there, and looks once more.
+        """
+        return self.lease_s + 2 * self.retry_s
+
+
+TIMES = Times()
+
+
+def lead(
+    api: client.ApiClient, namespace: str, name: str, act: Callable[[], None], times: Times = TIMES
+) -> None:
     """Wait for Lease `name` of `namespace`, call `act` in a thread, never return: lost is lost."""
     identity = f"{os.environ.get('HOSTNAME', 'operator')}_{uuid.uuid4().hex[:8]}"
-    client.Configuration.set_default(api.configuration)  # which the lock's own client takes
-    lock = LeaseLock(name, namespace, identity)
 
     def lost() -> None:
         log.error("the lease is lost")
@@ -38,7 +72,36 @@ def lead(api: client.ApiClient, namespace: str, name: str, act: Callable[[], Non
             os._exit(1)  # rather than renew the lease and do nothing
 
     settings = electionconfig.Config(
-        lock, lease_duration=LEASE_S, renew_deadline=RENEW_S, retry_period=RETRY_S,
+        lock_of(api, namespace, name, identity, times.request_s), lease_duration=times.lease_s,
+        renew_deadline=times.renew_s, retry_period=times.retry_s,
         onstarted_leading=acting, onstopped_leading=lost,
     )  # fmt: skip
-    leaderelection.LeaderElection(settings).run()
+    try:
+        leaderelection.LeaderElection(settings).run()
+    except BaseException:
+        log.exception("the election can't go on")
+        os._exit(1)  # rather than act without a lease, or wait for ever
+
+
+def lock_of(
+    api: client.ApiClient, namespace: str, name: str, identity: str, request_s: int
+) -> LeaseLock:
+    """The package's lock, over requests that end in time and fail in the one way it knows."""
+    configuration = copy.copy(api.configuration)
+    configuration.retries = False  # the elector tries again by itself
+    lock = LeaseLock(name, namespace, identity)
+    lock.api_instance = client.CoordinationV1Api(client.ApiClient(configuration))
+
+    def bounded(call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*arguments: Any, **named: Any) -> Any:
+            try:
+                return call(*arguments, **named, _request_timeout=request_s)
+            except urllib3.exceptions.HTTPError as error:
+                raise client.ApiException(status=0, reason=str(error)) from error
+
+        return ask
+
+    for verb in ("read", "create", "replace"):
+        method = f"{verb}_namespaced_lease"
+        setattr(lock.api_instance, method, bounded(getattr(lock.api_instance, method)))
+    return lock

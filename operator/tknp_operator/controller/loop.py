@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -33,8 +33,11 @@ RESYNC_S, SETTLE_S, LONGEST_RETRY_S, SYNC_S = 60.0, 0.2, 60.0, 60.0
 class Controller:
     """`namespace`: the only one that is looked at; None: all."""
 
-    def __init__(self, api: Api, namespace: str | None, metrics: Metrics) -> None:
-        self._api, self._metrics = api, metrics
+    def __init__(
+        self, api: Api, namespace: str | None, metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._api, self._metrics, self._clock = api, metrics, clock
         self._due: dict[Key, float] = {}
         self._failures: dict[Key, tuple[int, str]] = {}
         self._wake = threading.Condition()
@@ -77,7 +80,7 @@ class Controller:
     def _next(self) -> Key | None:
         """A service whose time has come; waits for at most a second."""
         with self._wake:
-            now = time.monotonic()
+            now = self._clock()
             if self._due:
                 key = min(self._due, key=lambda k: self._due[k])
                 if self._due[key] <= now:
@@ -90,7 +93,7 @@ class Controller:
 
     def _mark(self, key: Key, after_s: float = 0.0) -> None:
         with self._wake:
-            at = time.monotonic() + after_s
+            at = self._clock() + after_s
             self._due[key] = min(at, self._due.get(key, at))
             self._wake.notify()
 
@@ -117,7 +120,7 @@ class Controller:
             return
         if annotation(obj, PAUSED) == "true":
             return  # until it changes
-        began, again_s, result = time.monotonic(), RESYNC_S, "done"
+        began, again_s, result = self._clock(), RESYNC_S, "done"
         try:
             again_s = min(self._reconcile(obj, datetime.now(UTC)) or RESYNC_S, RESYNC_S)
             self._failures.pop(key, None)
@@ -131,7 +134,7 @@ class Controller:
             log.exception("%s/%s: the round failed", *key)
             again_s, result = LONGEST_RETRY_S, "failed"
         self._metrics.rounds.labels(result).inc()
-        self._metrics.seconds.observe(time.monotonic() - began)
+        self._metrics.seconds.observe(self._clock() - began)
         self._mark(key, again_s)
 
     def _reconcile(self, obj: Mapping[str, Any], now: datetime) -> float | None:

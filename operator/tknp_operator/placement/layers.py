@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tknp.errors import InvalidValue
 from tknp.layout.layout import Layout, make_layout
+from tknp.layout.rank import Rank
 from tknp.layout.strategies import NodeSpec
 from tknp.layout.strategy import Strategy
 from tknp.planner.models import MODELS, Model
@@ -48,6 +49,20 @@ def layout_of(spec: Spec, memories: Sequence[int] | None = None) -> Layout | Non
     except InvalidValue as error:
         field = f"spec.decode.{_FIELDS.get(error.field, error.field)}"
         raise InvalidValue(field, error.value, error.remedy) from error
+
+
+def too_small(spec: Spec, memories: Sequence[int]) -> str:
+    """Which node's memory its weights leave nothing of; empty: none, or the shape is not known."""
+    try:
+        layout = layout_of(spec, memories)
+    except InvalidValue as error:
+        return str(error)
+    for node, memory in enumerate(memories if layout is not None else ()):
+        weights = layout.weight_bytes(Rank(node, 0)) if layout is not None else 0
+        if weights >= memory:
+            return (f"node {node} would hold {weights / 2**30:.1f} GiB of weights on each rank of "
+                    f"{memory / 2**30:.1f} GiB")  # fmt: skip
+    return ""
 
 
 def layers_of(layout: Layout | None, node: int) -> str:

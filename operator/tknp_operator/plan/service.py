@@ -9,7 +9,7 @@ from tknp_operator.api.service import Service
 from tknp_operator.build.names import FINALIZER
 from tknp_operator.build.pool import compatibility, membership_map
 from tknp_operator.build.secrets import internal_name, shown_by
-from tknp_operator.placement.layers import layout_of
+from tknp_operator.placement.layers import layout_of, too_small
 from tknp_operator.placement.place import Placement, Refused, place
 from tknp_operator.plan.basis import basis, hydration, lacking, shown
 from tknp_operator.plan.differ import applied, delete_pod
@@ -73,14 +73,12 @@ def plan(service: Service, observed: Observed, now: datetime) -> Plan:
 
 
 def _fitting(service: Service, placed: Placement | Refused) -> Placement | Refused:
-    """`placed`, unless the model can't be cut for the memories of those very GPUs."""
-    if isinstance(placed, Placement) and placed.memories is not None:
-        try:
-            layout_of(service.spec, placed.memories)
-        except InvalidValue as error:
-            return Refused(f"room on the GPUs of these hosts ({error})",
-                           "allow larger products only, or add nodes")  # fmt: skip
-    return placed
+    """`placed`, unless the model's blocks don't fit the memories of those very GPUs."""
+    if isinstance(placed, Refused) or placed.memories is None:
+        return placed
+    why = too_small(service.spec, placed.memories)
+    return Refused(f"room on these GPUs: {why}", "allow larger products only, raise "
+                   "decode.tensorParallel, or add nodes") if why else placed  # fmt: skip
 
 
 def _end(service: Service, observed: Observed) -> Plan:

@@ -13,7 +13,7 @@ from tknp_operator.build.names import metadata
 from tknp_operator.cluster.client import Refusal
 from tknp_operator.cluster.execute import execute
 from tknp_operator.cluster.kinds import Kind
-from tknp_operator.plan.steps import Apply, Create, Delete, Event
+from tknp_operator.plan.steps import Apply, Create, Delete, Event, Merge
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -46,6 +46,11 @@ class Server:
             raise Refusal(409, "it exists")
         self.objects[key] = dict(manifest)
         self.sent.append(("create", key[1]))
+
+    def merge(self, kind: Kind, namespace: str, name: str, patch: Any, sub: str = "") -> None:
+        if (kind.name, name) not in self.objects:
+            raise Refusal(404, "not found")
+        self.objects[kind.name, name]["data"] |= patch["data"]
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None) -> None:
         found = self.objects.get((kind.name, name))
@@ -113,6 +118,13 @@ def test_only_that_very_object_is_deleted(service: Service) -> None:
     do(server, service, Delete("Pod", "p", "new"))
     assert server.objects == {}
     do(server, service, Delete("Pod", "p", "new"))  # gone already
+
+
+def test_a_merge_leaves_what_it_does_not_name(service: Service) -> None:
+    server = Server(thing(service, "Secret", "s-internal", data={"token": "t", "tls.crt": "old"}))
+    do(server, service, Merge("Secret", "s-internal", {"data": {"tls.crt": "new"}}))
+    assert server.objects["Secret", "s-internal"]["data"] == {"token": "t", "tls.crt": "new"}
+    do(server, service, Merge("Secret", "gone", {"data": {}}))  # nothing is left to do
 
 
 def test_an_event_is_told_once(service: Service) -> None:

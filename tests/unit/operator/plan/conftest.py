@@ -40,6 +40,8 @@ class World:
         }  # fmt: skip
         self.events: list[Event] = []
         self.uids = 0
+        self.served: frozenset[str] = frozenset()
+        self.theirs: list[dict[str, Any]] = []  # Secrets that users have made and named
 
     def parsed(self) -> Service:
         assert self.service is not None
@@ -50,7 +52,9 @@ class World:
         for (kind, _), obj in self.objects.items():
             kinds.setdefault(kind, []).append(copy.deepcopy(obj))
         found = of_service(self.parsed(), kinds)
-        return Observed(found, [copy.deepcopy(n) for n in self.nodes.values()], {})
+        found["Secret"] = [*found.get("Secret", []), *copy.deepcopy(self.theirs)]
+        nodes = [copy.deepcopy(n) for n in self.nodes.values()]
+        return Observed(found, nodes, {}, self.served)
 
     def plan(self) -> Plan:
         return plan(self.parsed(), self.observed(), self.now)
