@@ -14,7 +14,7 @@ from typing import Literal
 from tknp_operator.api.spec import GROUP, PLURAL
 
 Scope = Literal["watched", "cluster", "own", "upgrade"]
-_MADE = ("get", "list", "watch", "create", "delete")  # never changed: pods, jobs
+_MADE = ("list", "watch", "create")  # never changed, and gone with the service
 _KEPT = ("get", "list", "watch", "create", "patch", "delete")
 
 
@@ -32,14 +32,14 @@ class Right:
 
 
 RIGHTS: tuple[Right, ...] = (
-    Right("watched", GROUP, PLURAL, ("get", "list", "watch", "patch")),  # patch: finalizers
+    Right("watched", GROUP, PLURAL, ("list", "watch", "patch")),  # patch: finalizers
     Right("watched", GROUP, f"{PLURAL}/status", ("patch",)),
     # Where OwnerReferencesPermissionEnforcement is on: owned objects block the owner's deletion.
     Right("watched", GROUP, f"{PLURAL}/finalizers", ("update",)),
-    Right("watched", "", "pods", _MADE),
+    Right("watched", "", "pods", (*_MADE, "delete")),
     Right("watched", "batch", "jobs", _MADE),
     Right("watched", "", "configmaps", _KEPT),
-    Right("watched", "", "secrets", ("list", "watch", "create", "patch", "delete")),
+    Right("watched", "", "secrets", (*_MADE, "patch")),
     Right("watched", "", "services", _KEPT),
     Right("watched", "apps", "deployments", _KEPT),
     Right("watched", "networking.k8s.io", "networkpolicies", _KEPT),

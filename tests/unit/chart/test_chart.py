@@ -16,6 +16,8 @@ import yaml
 from helm_python import Chart, lint
 from helm_python.errors import HelmError
 
+from tknp_operator.cluster.rights import RIGHTS
+
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "tknp"
 OTHERS = ("tknp.io/v1alpha1", "monitoring.coreos.com/v1")
@@ -86,28 +88,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 Render = Callable[..., list[dict[str, Any]]]
 
 
-@pytest.fixture(scope="module")
-def chart() -> Iterator[Chart]:
-    with Chart.load(CHART) as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def render(chart: Chart) -> Render:
-    """Objects of `values`, as `helm template` would print them."""
-
-    def made(
-        values: dict[str, Any], name: str = "demo", namespace: str = "ns"
-    ) -> list[dict[str, Any]]:
-        files = chart.render(values, name=name, namespace=namespace)
-        return [
-            obj for path, text in files.items() if not path.endswith(".txt")
-            for obj in yaml.safe_load_all(text) if obj
-        ]  # fmt: skip
-
-    return made
-
-
 def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     for obj in objects:
         if obj["kind"] == "Pod":
@@ -167,20 +147,18 @@ def test_pods_can_do_no_harm(render: Render, name: str) -> None:
             assert container["resources"]["limits"]["memory"], pod
 
 
-def test_the_operator_may_do_what_it_does_and_no_more(render: Render) -> None:
-    import tknp_operator.cluster as cluster
-
-    said = " ".join((cluster.__doc__ or "").split())
-    roles = [o for o in render({}) if o["kind"] in ("Role", "ClusterRole")]
+@pytest.mark.parametrize("namespace", ["", "ns"])
+def test_the_chart_grants_what_the_operator_says_it_does(render: Render, namespace: str) -> None:
+    """Whether it does that is shown on an API server, in tests/k8s/test_rights.py."""
+    values = {"operator": {"watchNamespace": namespace}, "crds": {"upgrade": True}}
     granted = {
-        (resource, verb) for role in roles for rule in role["rules"]
+        (group, resource, verb)
+        for role in render(values) if role["kind"] in ("Role", "ClusterRole")
+        for rule in role["rules"] for group in rule["apiGroups"]
         for resource in rule["resources"] for verb in rule["verbs"]
     }  # fmt: skip
-    assert ("secrets", "get") not in granted  # it lists those with its label
-    assert ("pods", "patch") not in granted
-    assert not any("*" in pair for pair in granted)
-    for resource in {resource.partition("/")[0] for resource, _ in granted}:
-        assert resource in said, f"{resource} is granted and not said to be needed"
+    said = {(right.group, right.resource, verb) for right in RIGHTS for verb in right.verbs}
+    assert granted == said
 
 
 def test_one_namespace_needs_no_more_than_nodes_of_the_cluster(render: Render) -> None:
