@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from typing import Any
 
 import pytest
 from kubernetes import config as kubernetes_config
+from kubernetes.client import ApiException
 
 HERE = Path(__file__).parent
 
@@ -114,6 +116,55 @@ def collecting(cluster: Any) -> None:
     """Only where somebody collects what has lost its owner."""
     if not cluster.collects:
         pytest.skip("no garbage collector is at work: kube-controller-manager doesn't run")
+
+
+@pytest.fixture
+def maps(cluster: Any) -> Any:
+    """ConfigMaps."""
+    return cluster.resource("v1", "ConfigMap")
+
+
+@pytest.fixture
+def pods(cluster: Any) -> Any:
+    """Pods."""
+    return cluster.resource("v1", "Pod")
+
+
+@pytest.fixture(scope="module")
+def things(cluster: Any, clusters: ModuleType) -> Iterator[Any]:
+    """A kind of the tests' own."""
+    with clusters.things(cluster) as resource:
+        yield resource
+
+
+@pytest.fixture(scope="session")
+def a_map() -> Callable[..., dict[str, Any]]:
+    """`a_map("name", key="value")`: a ConfigMap."""
+
+    def make(name: str, **data: str) -> dict[str, Any]:
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pod_spec() -> dict[str, Any]:
+    """Of a pod that no scheduler finds a node for."""
+    ports = [{"name": "grpc", "containerPort": 50051}]
+    return {"nodeSelector": {"tknp-test": "nowhere"},
+            "containers": [{"name": "main", "image": "none", "ports": ports}]}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def status_of() -> Callable[[Callable[[], Any]], tuple[int, str]]:
+    """`status_of(call)`: code and reason of the refusal of `call`."""
+
+    def ask(call: Callable[[], Any]) -> tuple[int, str]:
+        with pytest.raises(ApiException) as raised:
+            call()
+        return raised.value.status, json.loads(raised.value.body)["reason"]
+
+    return ask
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,13 @@ from .accounts import grant, install, kubeconfig_of
 from .cluster import Cluster, empty, namespace, prepared, real
 from .machines import Machines, tell_node
 from .scene import Scene
+from .things import definition, things
 
 __all__ = [
     "Cluster",
     "Machines",
     "Scene",
+    "definition",
     "empty",
     "grant",
     "install",
@@ -19,4 +21,5 @@ __all__ = [
     "prepared",
     "real",
     "tell_node",
+    "things",
 ]

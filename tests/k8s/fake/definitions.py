@@ -44,7 +44,7 @@ def check(crd: dict[str, Any]) -> None:
         raise invalid("CustomResourceDefinition", crd["metadata"]["name"], problems)
 
 
-def _structural(node: dict[str, Any], path: str, defaults: bool = True) -> Iterator[Problem]:
+def _structural(node: dict[str, Any], path: str) -> Iterator[Problem]:
     yield from ((path, f"{word} is forbidden") for word in _FORBIDDEN if word in node)
     kind = node.get("type", "")
     untyped = node.get("x-kubernetes-int-or-string") or node.get(
@@ -53,27 +53,25 @@ def _structural(node: dict[str, Any], path: str, defaults: bool = True) -> Itera
     if not kind and not untyped:
         yield f"{path}.type", "Required value: must not be empty"
     if "default" in node:
-        yield from _default(node, f"{path}.default", defaults)
+        yield from _default(node, f"{path}.default")
     if kind == "array":
         if "items" not in node:
             yield f"{path}.items", "Required value: must be specified"
         else:
-            yield from _structural(node["items"], f"{path}.items", defaults)
+            yield from _structural(node["items"], f"{path}.items")
         yield from _keys(node, path)
     if "properties" in node and "additionalProperties" in node:
         yield path, "additionalProperties and properties are mutual exclusive"
     for name, part in (node.get("properties") or {}).items():
-        yield from _structural(part, f"{path}.properties[{name}]", defaults)
+        yield from _structural(part, f"{path}.properties[{name}]")
     extra = node.get("additionalProperties")
     if isinstance(extra, dict):
-        yield from _structural(extra, f"{path}.additionalProperties", False)
+        yield from _structural(extra, f"{path}.additionalProperties")
     yield from rules.wrong(node, path)
 
 
-def _default(node: dict[str, Any], path: str, allowed: bool) -> Iterator[Problem]:
+def _default(node: dict[str, Any], path: str) -> Iterator[Problem]:
     value = node["default"]
-    if not allowed:
-        yield path, "must not be set below additionalProperties"
     if schema.prune(value, node) != value:
         yield path, "must not have unknown fields"
     found = list(schema.problems(value, node))
