@@ -38,8 +38,8 @@ def commands() -> list[list[str]]:
 @pytest.fixture
 def documented(fake_cluster: Any) -> Any:
     """The service of deploy.md, created."""
-    (text,) = blocks("deploy.md", "yaml")
-    body = yaml.safe_load(text)
+    found = map(yaml.safe_load, blocks("deploy.md", "yaml"))
+    body = next(obj for obj in found if obj["kind"] == "TokenParallelService")
     namespace = body["metadata"]["namespace"]
     fake_cluster.core.create_namespace({"metadata": {"name": namespace}})
     yield fake_cluster.services.create(body=body, namespace=namespace).to_dict()

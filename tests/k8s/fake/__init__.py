@@ -6,9 +6,9 @@
 It keeps the contract that clients rely on: uid, resourceVersion, generation, optimistic locking,
 server-side apply with managedFields and conflicts, status and scale subresources, selectors, watch
 with bookmarks and 410 Gone, owner garbage collection, finalizers, graceful deletion of pods,
-preconditions, CRDs with validation, rules in CEL, defaulting and pruning, built-in kinds by their
-OpenAPI schemas, RBAC, discovery. It does not schedule, run controllers, admit by webhook, or answer
-with tables. Where it is stricter or laxer than a real server beyond that, it is a defect of it: the
+preconditions, CRDs with validation, rules in CEL, defaulting, pruning and tables, built-in kinds by
+their OpenAPI schemas, RBAC, discovery. It does not schedule, run controllers or admit by webhook.
+Where it is stricter or laxer than a real server beyond that, it is a defect of it: the
 tests of the contract run on both.
 """
 

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from . import discovery, selectors, subresources
+from . import discovery, selectors, subresources, tables
 from .api import Api
 from .errors import Refused
 from .kinds import Kind
@@ -176,6 +176,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _watches(self) -> bool:
         return self.query.get("watch", "").lower() in ("1", "true")
 
+    @property
+    def _tabular(self) -> bool:
+        return tables.wanted(self.headers.get("Accept") or "")
+
     def _may(self, target: _Target, verb: str) -> None:
         """Raise Refused 401 or 403 unless whoever asks may `verb`."""
         resource = "/".join(filter(None, (target.kind.plural, target.subresource)))
@@ -215,8 +219,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(200, text)
                 return
             obj = api.get(kind, target.namespace, target.name)
-            scale = target.subresource == "scale"
-            self._send(200, subresources.scale(kind, obj) if scale else obj)
+            if target.subresource == "scale":
+                obj = subresources.scale(kind, obj)
+            elif self._tabular:
+                version = obj["metadata"]["resourceVersion"]
+                obj = tables.table(kind, [obj], {"resourceVersion": version})
+            self._send(200, obj)
             return
         by_label = selectors.labels(self.query.get("labelSelector", ""))
         by_field = selectors.fields(self.query.get("fieldSelector", ""), kind.kind)
@@ -230,6 +238,9 @@ class _Handler(BaseHTTPRequestHandler):
         with api.store.lock:
             items = [o for o in api.store.all(kind.key, target.namespace) if wanted(o)]
             version = str(api.store.version)
+        if self._tabular:
+            self._send(200, tables.table(kind, items, {"resourceVersion": version}))
+            return
         self._send(200, {"apiVersion": kind.api_version, "kind": f"{kind.kind}List",
                          "metadata": {"resourceVersion": version}, "items": items})  # fmt: skip
 

@@ -24,6 +24,7 @@ class Kind:
     short: tuple[str, ...] = ()
     schema: dict[str, Any] | None = field(default=None, compare=False, hash=False)
     scale: tuple[str, str, str] | None = None
+    columns: tuple[Any, ...] = field(default=(), compare=False, hash=False)  # of kubectl get
 
     @property
     def key(self) -> tuple[str, str]:
@@ -83,7 +84,8 @@ def custom(crd: dict[str, Any]) -> list[Kind]:
             Kind(spec["group"], version["name"], names["plural"], names["kind"],
                  spec["scope"] == "Namespaced", "status" in parts,
                  tuple(names.get("shortNames") or ()),
-                 version["schema"]["openAPIV3Schema"], paths or None)
+                 version["schema"]["openAPIV3Schema"], paths or None,
+                 tuple(version.get("additionalPrinterColumns") or ()))
         )  # fmt: skip
     return found
 
