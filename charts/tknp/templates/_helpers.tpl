@@ -87,18 +87,30 @@ seccompProfile: {type: RuntimeDefault}
 {{- fail "service.spec.decode is missing: set at least service.spec.decode.nodes" -}}
 {{- end -}}
 {{- $d := $v.service.spec.decode -}}
-{{- if and (eq (int (default 1 $d.copies)) 2) (ne (mod (int $d.nodes) 2) 0) -}}
+{{- if not $d.nodes -}}
+{{- fail "service.spec.decode.nodes is missing: say how many decode nodes the pool has" -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z]" (include "tknp.service" .)) -}}
+{{- fail (printf "the service would be called %s, and host names begin with a letter: set service.name" (include "tknp.service" .)) -}}
+{{- end -}}
+{{- if and (eq (int (default 1 $d.copies)) 2) (not $d.roles) (ne (mod (int $d.nodes) 2) 0) -}}
 {{- fail (printf "service.spec.decode.copies=2 pairs nodes, and nodes=%v is odd: make it even" $d.nodes) -}}
 {{- end -}}
 {{- if and (ne $v.operator.watchNamespace "") (ne $v.operator.watchNamespace .Release.Namespace) -}}
 {{- fail (printf "service.enabled makes the service in %s, but operator.watchNamespace=%s: install into that namespace or leave it empty" .Release.Namespace $v.operator.watchNamespace) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (not $v.networkPolicy.enabled) (or $v.networkPolicy.gatewayFrom $v.networkPolicy.metricsFrom) -}}
+{{- fail "networkPolicy.gatewayFrom and metricsFrom restrict nothing while networkPolicy.enabled is false: set it true or leave them out" -}}
+{{- end -}}
 {{- if $v.load.enabled -}}
 {{- range $key := list "target" "traceConfigMap" "resultsClaim" -}}
 {{- if not (index $v.load $key) -}}
 {{- fail (printf "load.%s is empty: a load test needs it, see docs/load-testing.md" $key) -}}
 {{- end -}}
+{{- end -}}
+{{- if and $v.load.pool (not (hasPrefix "grpc://" $v.load.target)) -}}
+{{- fail (printf "load.pool is for a coordinator's gRPC port, and load.target=%s: set grpc://%s-coordinator:50051 or leave load.pool out" $v.load.target $v.load.pool) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

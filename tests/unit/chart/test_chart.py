@@ -77,6 +77,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"service": {**SERVICE, "spec": {**SERVICE["spec"], "decode": {"nodes": 3, "copies": 2}}}},
      "make it even"),
     ({"service": SERVICE, "operator": {"watchNamespace": "other"}}, "operator.watchNamespace"),
+    ({"service": {**SERVICE, "name": "7b"}}, "set service.name"),
+    ({"service": {**SERVICE, "spec": {**SERVICE["spec"], "decode": {"device": "cpu"}}}},
+     "service.spec.decode.nodes"),
+    ({"networkPolicy": {"enabled": False, "gatewayFrom": [{"podSelector": {}}]}},
+     "networkPolicy.enabled"),
+    ({"load": {**LOAD, "pool": "demo", "target": "http://demo-gateway:8000"}},
+     "leave load.pool out"),
+    ({"monitoring": {"podMonitor": {"pools": [{"ranks": 2}]}}}, "name"),
     ({"networkPolicy": {"gatewayFrom": "everybody"}}, "gatewayFrom"),
     ({"monitoring": {"podMonitor": {"enabled": "auto"}}}, "enabled"),
     ({"monitoring": {"podMonitor": {"interval": "often"}}}, "interval"),
@@ -215,6 +223,14 @@ def test_notes_say_what_to_run_next(chart: Chart) -> None:
     (notes,) = (text for path, text in texts.items() if path.endswith("NOTES.txt"))
     for words in ("wait tps/demo", "svc/demo-gateway", "demo-api-keys", "helm -n ns test demo"):
         assert words in notes
+    bare = {**SERVICE, "spec": {**SERVICE["spec"], "gateway": {"enabled": False}}}
+    values = {"service": bare, "operator": {"enabled": False}}
+    texts = chart.render(values, name="demo", namespace="ns")
+    (notes,) = (text for path, text in texts.items() if path.endswith("NOTES.txt"))
+    assert "demo-coordinator.ns.svc:50051" in notes
+    assert "no operator" in notes
+    assert "helm -n ns test" not in notes
+    assert "svc/demo-gateway" not in notes
 
 
 @pytest.mark.skipif(not shutil.which("hadolint", path=Path(sys.executable).parent),
