@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf.constants import MODEL_ARCH
-from gguf.tensor_mapping import get_tensor_name_map
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.integrations.gguf.dequant import dequantize
-from transformers.integrations.gguf.reader import GgufHeader, load_gguf_state_dict
-from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import LlamaForCausalLM
 
 from tknp.model.checkpoint import Checkpoint, open_checkpoint
 from tknp.model.config import ModelConfig
@@ -137,48 +131,11 @@ def test_greedy_text_of_the_random_checkpoint_is_not_degenerate(
 
 
 @torch.inference_mode()
-def test_smollm2_equals_transformers() -> None:
+def test_smollm2_equals_transformers(smollm2_oracle: LlamaForCausalLM) -> None:
     checkpoint = open_checkpoint("smollm2")
     ids = sequence(checkpoint.config, 24)
-    expected = _gguf_oracle(checkpoint.path)(ids[None]).logits[0]
+    expected = smollm2_oracle(ids[None]).logits[0]
     for tp in (1, 3):
         torch.testing.assert_close(
             logits(checkpoint, ids, torch.float32, tp), expected, rtol=1e-3, atol=2e-3
         )
-
-
-def _gguf_oracle(path: Path) -> LlamaForCausalLM:
-    """The published model, with the GGUF read and dequantized by transformers' own code."""
-    config = LlamaConfig(
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        vocab_size=49_152,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
-        tie_word_embeddings=True,
-    )
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    header = GgufHeader.from_file(str(path))
-    shapes = {info.name: info.shape for info in header.tensors}
-    unpermute = LlamaTensorProcessor(config.to_dict())
-    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    stored = {
-        names.get_name(name.removesuffix(".weight")): name
-        for name in model.state_dict()
-        if name != "lm_head.weight"
-    }
-    state = {}
-    for name, lazy in load_gguf_state_dict(header).items():
-        values = lazy[...]
-        if values.dtype == torch.uint8:
-            values = dequantize(values.flatten(), lazy.ggml_type).reshape(shapes[name])
-        values = torch.from_numpy(unpermute.process(values.numpy(), name).weights.copy())
-        state[stored[name.removesuffix(".weight")]] = values
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    model.load_state_dict(state, assign=True)
-    model.model.rotary_emb = LlamaRotaryEmbedding(config)
-    return model.eval()
