@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,19 @@ def test_prometheus_takes_the_rules(promtool: str) -> None:
 
 def test_alerts_fire_and_stay_silent(promtool: str) -> None:
     run(promtool, "test", "rules", "alerts_test.yaml")
+
+
+def test_burn_rates_are_those_of_the_objectives() -> None:
+    """The dashboards' own test shows the same of them."""
+    source = ROOT / "charts" / "tknp" / "dashboards" / "source" / "objectives.py"
+    spec = importlib.util.spec_from_file_location("tknp_objectives", source)
+    assert spec is not None
+    assert spec.loader is not None
+    objectives = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = objectives  # where dataclasses look their annotations up
+    spec.loader.exec_module(objectives)
+    text = FILE.read_text()
+    assert text == objectives.updated(text), f"run python {source}"
 
 
 def test_every_alert_is_tested_to_fire(rules: dict[str, Any]) -> None:

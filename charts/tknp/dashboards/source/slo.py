@@ -1,18 +1,23 @@
-"""Targets, and a load test as the pool sees it.
-
-The bounds are those of charts/tknp/alerts/tknp.yaml: change both.
-"""
+"""Targets, and a load test as the pool sees it."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
+from objectives import (
+    AVAILABILITY,
+    BAD,
+    ENDED,
+    FIRST,
+    GATEWAY,
+    INFERENCE,
+    ITL,
+    LATER,
+    REFUSED,
+    TTFT,
+    Objective,
+)
 from panels import SELECT, board, heat, lines, number, quantile, quantiles, rate, series
 
-_TTFT, _ITL = "tknp_time_to_first_token_seconds", "tknp_inter_token_latency_seconds"
-_INFERENCE = 'endpoint=~".*/completions|Generate|ModelInfer|ModelStreamInfer"'
-_BAD = 'status=~"5..|unavailable|internal|deadline_exceeded|unknown|data_loss"'
-_ENDED = 'outcome=~"completed|failed"'
-_REFUSED = 'reason=~"resource_exhausted|unavailable"'
 _WINDOWS = ("5m", "1h", "6h")
 
 
@@ -32,61 +37,61 @@ def _increase(name: str, window: str, *more: str, **equal: str) -> str:
 
 def _availability(window: str) -> tuple[str, str]:
     """Bad events and all events."""
-    refused = _increase("tknp_refusals_total", window, _REFUSED)
+    refused = _increase("tknp_refusals_total", window, REFUSED)
     bad = f"({_increase('tknp_requests_total', window, outcome='failed')} + {refused})"
-    ended = _increase("tknp_requests_total", window, _ENDED)
+    ended = _increase("tknp_requests_total", window, ENDED)
     return bad, f"({ended} + {refused})"
 
 
 def _answers(window: str) -> tuple[str, str]:
-    every = _increase("tknp_gateway_requests_total", window, _INFERENCE)
-    bad = _increase("tknp_gateway_requests_total", window, _INFERENCE, _BAD)
+    every = _increase("tknp_gateway_requests_total", window, INFERENCE)
+    bad = _increase("tknp_gateway_requests_total", window, INFERENCE, BAD)
     return f"({bad} or 0 * {every})", every
 
 
-def _late(histogram: str, bound: str, window: str) -> tuple[str, str]:
-    every = _increase(f"{histogram}_count", window)
-    good = _increase(f"{histogram}_bucket", window, le=bound)
+def _late(one: Objective, window: str) -> tuple[str, str]:
+    every = _increase(f"{one.histogram}_count", window)
+    good = _increase(f"{one.histogram}_bucket", window, le=str(one.bound_s))
     return f"({every} - {good})", every
 
 
 def _targets() -> list[object]:
     kept = "Shown: the share that kept it, in the time range."
 
-    def one(title: str, promise: str, objective: float, events: tuple[str, str]) -> object:
+    def one(what: str, promise: str, kept_by: Objective, events: tuple[str, str]) -> object:
         bad, every = events
         return number(
-            title, "percentunit", f"{promise} {kept}", f"1 - {bad} / ({every} > 0)", width=6,
-            steps=((None, "red"), (objective, "green")), decimals=2, graph=False,
+            f"{what}, target {kept_by.percent:g} %", "percentunit", f"{promise} {kept}", f"1 - {bad} / ({every} > 0)", width=6,
+            steps=((None, "red"), (1 - kept_by.budget, "green")), decimals=2, graph=False,
             empty="no traffic",
         )  # fmt: skip
 
     span = "$__range"
     return [
-        one("Availability, target 99.9 %", "Requests that end neither failed nor refused for want "
-            "of room or of a pool.", 0.999, _availability(span)),
-        one("Gateway, target 99.9 %", "Answers to inference that are no server errors.", 0.999,
-            _answers(span)),
-        one("First token within 10 s, target 95 %", "Requests by their first token.", 0.95,
-            _late(_TTFT, "10.0", span)),
-        one("Token within 100 ms, target 99 %", "Tokens after the first.", 0.99,
-            _late(_ITL, "0.1", span)),
+        one("Availability", "Requests that end neither failed nor refused for want of room or of "
+            "a pool.", AVAILABILITY, _availability(span)),
+        one("Gateway", "Answers to inference that are no server errors.", GATEWAY, _answers(span)),
+        one(f"First token within {FIRST.bound_s:g} s", "Requests by their first token.", FIRST,
+            _late(FIRST, span)),
+        one(f"Token within {1000 * LATER.bound_s:g} ms", "Tokens after the first.", LATER,
+            _late(LATER, span)),
     ]  # fmt: skip
 
 
 def _budget() -> list[object]:
     """Burn rates as the alerts have them, with the same free events."""
     shown = (
-        ("availability", _availability, 0.001), ("gateway", _answers, 0.001),
-        ("first token", lambda w: _late(_TTFT, "10.0", w), 0.05),
-        ("token", lambda w: _late(_ITL, "0.1", w), 0.01),
+        ("availability", _availability, AVAILABILITY), ("gateway", _answers, GATEWAY),
+        ("first token", lambda w: _late(FIRST, w), FIRST),
+        ("token", lambda w: _late(LATER, w), LATER),
     )  # fmt: skip
 
     def burn(title: str, window: str) -> object:
         queries = []
-        for legend, events, budget in shown:
+        for legend, events, one in shown:
             bad, every = events(window)
-            queries.append((f"{bad} / ({every} + {0.2 / budget:g}) / {budget}", legend))
+            share = f"{bad} / ({every} + {one.free_events:g})"
+            queries.append((f"{share} / {one.budget:g}", legend))
         return lines(
             f"Burn rate, {window}", "none",
             f"How many times as fast as allowed the error budget was spent in {window}. {title}",
@@ -120,16 +125,16 @@ def _load() -> list[object]:
 
 def _latency() -> list[object]:
     return [
-        lines("Time to first token", "s", "At the coordinator.", *quantiles(_TTFT, 0.5, 0.9, 0.99)),
+        lines("Time to first token", "s", "At the coordinator.", *quantiles(TTFT, 0.5, 0.9, 0.99)),
         lines("Inter-token latency", "s", "Each token after the first.",
-              *quantiles(_ITL, 0.5, 0.9, 0.99)),
+              *quantiles(ITL, 0.5, 0.9, 0.99)),
         lines("Time per output token", "s", "End-to-end time over output tokens (NTPOT) of "
               "completed requests.",
               *quantiles("tknp_normalized_latency_seconds", 0.5, 0.9, 0.99)),
         heat("First tokens", "Every request by its time to first token. A second band: requests "
-             "that queued.", _TTFT),
+             "that queued.", TTFT),
         heat("Later tokens", "Every token by its time after the one before. A second band: steps "
-             "that waited for a prompt, or a slow node.", _ITL),
+             "that waited for a prompt, or a slow node.", ITL),
         lines("Waiting for pages", "s", "From arrival until placed on an owner.",
               *quantiles("tknp_request_queue_seconds"), width=12),
         lines("At prefill", "s", "From placement to the first token.",
@@ -140,7 +145,7 @@ def _latency() -> list[object]:
 def _gateway() -> list[object]:
     return [
         lines("Answers", "reqps", "By HTTP status, or gRPC status in lower case; inference only.",
-              (f"sum by (status) ({rate('tknp_gateway_requests_total', _INFERENCE)})",
+              (f"sum by (status) ({rate('tknp_gateway_requests_total', INFERENCE)})",
                "{{status}}"), stacked=True),
         lines("Streams", "short", "Streams of tokens under way, by whose key. What the gateway is "
               "scaled by.",
@@ -151,7 +156,7 @@ def _gateway() -> list[object]:
         lines("First token at the gateway", "s", "p99 there and at the coordinator: the gap is the "
               "gateway, the network, and replays.",
               (quantile(0.99, "tknp_gateway_time_to_first_token_seconds"), "gateway"),
-              (quantile(0.99, _TTFT), "coordinator")),
+              (quantile(0.99, TTFT), "coordinator")),
         lines("Between chunks", "s", "Chunks of a stream as they come from the pool.",
               *quantiles("tknp_gateway_inter_chunk_seconds")),
         lines("Replays", "ops", "Streams that lost their pool and were submitted again, by whether "
