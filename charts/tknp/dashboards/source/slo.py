@@ -61,7 +61,8 @@ def _targets() -> list[object]:
     def one(what: str, promise: str, kept_by: Objective, events: tuple[str, str]) -> object:
         bad, every = events
         return number(
-            f"{what}, target {kept_by.percent:g} %", "percentunit", f"{promise} {kept}", f"1 - {bad} / ({every} > 0)", width=6,
+            f"{what}, target {kept_by.percent:g} %", "percentunit", f"{promise} {kept}",
+            f"1 - {bad} / ({every} > 0)", width=6,
             steps=((None, "red"), (1 - kept_by.budget, "green")), decimals=2, graph=False,
             empty="no traffic",
         )  # fmt: skip
