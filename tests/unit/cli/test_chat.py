@@ -17,7 +17,7 @@ def history(request: Any) -> list[tuple[str, str]]:
 
 def test_each_line_is_a_message_and_history_grows(fake_pool: Any) -> None:
     result = chat(fake_pool.target, "one two\n\nthree\n", "--system", "be brief")
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.stderr
     assert result.stdout == "two one \nthree \n"
     assert result.stderr.count("first after") == 2
     assert history(fake_pool.requests[1]) == [
