@@ -21,6 +21,33 @@ from tknp.local import InProcessPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+# What stands in for grpcurl where it is not installed: it, too, knows no more than reflection says.
+GRPCURL = """
+import argparse
+import grpc
+from google.protobuf import descriptor_pool, json_format, message_factory
+from grpc_reflection.v1alpha import proto_reflection_descriptor_database as reflection
+parser = argparse.ArgumentParser()
+parser.add_argument("-plaintext", action="store_true", required=True)
+parser.add_argument("-d", default="{}")
+parser.add_argument("target")
+parser.add_argument("what")
+given = parser.parse_args()
+with grpc.insecure_channel(given.target) as channel:
+    known = reflection.ProtoReflectionDescriptorDatabase(channel)
+    if given.what == "list":
+        print(*known.get_services(), sep="\\n")
+    else:
+        service, method = given.what.split("/")
+        found = descriptor_pool.DescriptorPool(known).FindServiceByName(service)
+        kind = found.FindMethodByName(method)
+        asked, answered = map(message_factory.GetMessageClass, (kind.input_type, kind.output_type))
+        call = channel.unary_stream(
+            f"/{given.what}", asked.SerializeToString, answered.FromString
+        )
+        for answer in call(json_format.Parse(given.d, asked()), timeout=60):
+            print(json_format.MessageToJson(answer))
+"""
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
@@ -38,13 +65,14 @@ async def places(
         yield {"http://127.0.0.1:8000": served.url, "127.0.0.1:50051": pool.config.coordinator}
 
 
-async def output(places: dict[str, str], *argv: str) -> str:
-    """Of a command, which has to succeed."""
+async def output(places: dict[str, str], *argv: str, before: Path | None = None) -> str:
+    """Of a command, which has to succeed. `before`: where programs are looked for first."""
     for written, here in places.items():
         argv = tuple(argument.replace(written, here) for argument in argv)
+    path = os.environ["PATH"] if before is None else f"{before}:{os.environ['PATH']}"
     process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PATH": path},
     )  # fmt: skip
     out, errors = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 0, errors.decode()
@@ -64,10 +92,15 @@ async def test_python(places: dict[str, str], script: str) -> None:
     assert await output(places, sys.executable, "-c", script)
 
 
-@pytest.mark.skipif(shutil.which("grpcurl") is None, reason="grpcurl is not installed")
-async def test_grpcurl(places: dict[str, str]) -> None:
+async def test_grpcurl(places: dict[str, str], tmp_path: Path) -> None:
+    if shutil.which("grpcurl") is None:
+        stand_in = tmp_path / "grpcurl"
+        stand_in.write_text(f"#!{sys.executable}\n{GRPCURL}")
+        stand_in.chmod(0o755)
     (script,) = (text for text in blocks("") if text.startswith("grpcurl"))
-    assert "tknp.v1.Inference" in await output(places, "bash", "-euo", "pipefail", "-c", script)
+    shown = await output(places, "bash", "-euo", "pipefail", "-c", script, before=tmp_path)
+    assert "tknp.v1.Inference" in shown
+    assert "FINISH_REASON_LENGTH" in shown
 
 
 async def test_settings_and_keys(tmp_path: Path) -> None:

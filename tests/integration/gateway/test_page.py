@@ -181,6 +181,14 @@ async def test_a_chat_by_keyboard_while_the_pool_moves(
         await page.until(f"document.activeElement.id === '{expected}'")
     await page.key("Enter")
     await page.until("document.querySelectorAll('.turn').length === 0")
+
+    await page.call("Input.insertText", text="again x")  # and a new one while an answer comes
+    await page.key("Enter")
+    await page.until("document.querySelector('.turn.assistant').textContent.length > 3")
+    await page.value("document.getElementById('new').click()")
+    await page.until("document.getElementById('send').textContent === 'Send'")
+    assert await page.value("messages.length") == 0
+    assert await page.value("document.getElementById('notice').textContent") == ""
     assert all(url.startswith((served.url, "data:")) for url in page.requested)
     assert page.failures == []
 
@@ -216,6 +224,25 @@ async def test_errors_are_shown(page: Page, served: SimpleNamespace) -> None:
     await page.call("Input.insertText", text="hello")
     await page.key("Enter")
     await page.until("document.querySelector('.turn.failed') !== null")
+    await page.until("document.getElementById('say').value === 'hello'")
     await page.until(
         "document.querySelector('.turn.failed').textContent.includes('no pool serves it')"
     )
+
+
+async def test_a_key_is_asked_for(
+    page: Page, served: SimpleNamespace, serving: Callable[..., Any], tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys:\n- {name: a, key: key-0123456789abcdef}\n")
+    notice = "document.getElementById('notice').textContent"
+    async with serving(*served.gateway.settings.pools, keys_file=str(keys)) as closed:
+        await page.call("Page.navigate", url=closed.url)
+        await page.until(f"{notice}.startsWith('This gateway asks for a key')")
+        for key, shown in (("wrong", "startsWith('The key is not known')"),
+                           ("key-0123456789abcdef", "length === 0")):  # fmt: skip
+            await page.value(f"key.value = '{key}'; key.dispatchEvent(new Event('change'))")
+            await page.until(f"{notice}.{shown}")
+        await page.until("document.getElementById('model').value === 'speaker'")
+        await page.until("document.querySelectorAll('.node').length === 2")
+    await page.until(f"{notice} === 'The gateway does not answer.'")
