@@ -102,7 +102,7 @@ class DecodeRuntime:
         self.submitted += 1
         future = self._lanes.submit(delta)
         future.add_done_callback(self._stepped)
-        self._thread.submit(self._lanes.run)
+        self._thread.post(self._lanes.run)
         return future
 
     def passed(self) -> None:

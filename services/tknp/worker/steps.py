@@ -18,31 +18,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from grpc import aio
 
 from tknp.engine.batch import Admit, Delta, Grow
-from tknp.engine.decode import Outcome
 from tknp.errors import ProtocolError
 from tknp.kv.holding import Key
 from tknp.kv.pages import PagePool
-from tknp.rpc.convert import delta_from, delta_to, token_to
+from tknp.rpc.convert import delta_from, delta_to
 from tknp.v1.attention_owner_pb2_grpc import AttentionOwnerStub
 from tknp.v1.decode_root_pb2_grpc import DecodeRootStub
 from tknp.v1.step_pb2 import Step, StepResult
+from tknp.worker.answers import Answers
 from tknp.worker.relay import Relay
 from tknp.worker.runtime import DecodeRuntime
-
-_IN_FLIGHT = 8
-
-
-@dataclass
-class _Pending:
-    delta: Delta
-    outcome: Future[Outcome]
-    ended: list[Key]
 
 
 class StepServer:
@@ -63,25 +53,21 @@ class StepServer:
         if self._busy:
             raise ProtocolError("another coordinator is running this rank's steps")
         self._busy = True
+        results: asyncio.Queue[StepResult | Exception | None] = asyncio.Queue()
+        answers = Answers(
+            self._runtime.rank, len(self._siblings), results.put_nowait, self._release
+        )
         relays = [
-            Relay(stub, self._streams, self._node, t)
+            Relay(stub, f"TP rank {t} of node {self._node}", answers)
             for t, stub in enumerate(self._siblings, start=1)
         ]
-        results: asyncio.Queue[StepResult | Exception | None] = asyncio.Queue()
-        queues: dict[int, asyncio.Queue[_Pending | None]] = {
-            stream: asyncio.Queue() for stream in self._streams
-        }
-        tasks = [asyncio.create_task(self._read(steps, relays, queues, results))]
-        tasks += [
-            asyncio.create_task(self._finish_all(queue, relays, results))
-            for queue in queues.values()
-        ]
-        left = len(tasks)
+        reader = asyncio.create_task(self._read(steps, relays, answers, results))
+        over = False
         try:
-            while left:
+            while not over or answers or not results.empty():
                 result = await results.get()
                 if result is None:
-                    left -= 1
+                    over = True
                 elif isinstance(result, Exception):
                     raise result
                 else:
@@ -95,8 +81,7 @@ class StepServer:
             self._runtime.fail(f"rank {self._runtime.rank} can't take steps: {error}")
             raise
         finally:
-            for task in tasks:
-                task.cancel()
+            reader.cancel()
             for relay in relays:
                 relay.close(lost=bool(self._running))
             self._busy = False
@@ -107,40 +92,21 @@ class StepServer:
         self,
         steps: AsyncIterator[Step],
         relays: Sequence[Relay],
-        queues: dict[int, asyncio.Queue[_Pending | None]],
+        answers: Answers,
         results: asyncio.Queue[StepResult | Exception | None],
     ) -> None:
         try:
             async for message in steps:
-                queue = queues.get(message.stream)
-                if queue is None:
+                if message.stream not in self._streams:
                     raise ProtocolError(
                         f"node {self._node} takes no part in stream {message.stream}"
                     )
-                if queue.qsize() >= _IN_FLIGHT:
-                    raise ProtocolError(f"more than {_IN_FLIGHT} steps are in flight")
+                answers.check_room(message.stream)
                 delta, ended = self._own(delta_from(message))
                 outcome = self._runtime.submit(delta)
                 for relay in relays:
                     relay.steps.put(delta_to(delta))
-                queue.put_nowait(_Pending(delta, outcome, ended))
-        except Exception as error:
-            results.put_nowait(error)
-        finally:
-            results.put_nowait(None)
-            for queue in queues.values():
-                queue.put_nowait(None)
-
-    async def _finish_all(
-        self,
-        queue: asyncio.Queue[_Pending | None],
-        relays: Sequence[Relay],
-        results: asyncio.Queue[StepResult | Exception | None],
-    ) -> None:
-        """Finish the steps of one stream, one after another."""
-        try:
-            while (pending := await queue.get()) is not None:
-                results.put_nowait(await self._finish(pending, relays))
+                answers.begin(delta, outcome, ended)
         except Exception as error:
             results.put_nowait(error)
         finally:
@@ -174,32 +140,15 @@ class StepServer:
             return grow
         return replace(grow, pages=_admitted(books, admit.key))
 
-    async def _finish(self, pending: _Pending, relays: Sequence[Relay]) -> StepResult:
-        delta = pending.delta
-        result = StepResult(epoch=delta.epoch, stream=delta.stream, step=delta.step)
-        try:
-            outcome = await asyncio.wrap_future(pending.outcome)
-            _fill(result, outcome)
-        except Exception as error:
-            result.error = f"rank {self._runtime.rank}, step {delta.step}: {error}"
-            return result
-        for relay in relays:
-            result.error = result.error or await relay.error(delta.stream)
-        if self._runtime.books is not None and not result.error:
-            for key in pending.ended:
-                self._runtime.books.release(key)
-        return result
+    def _release(self, keys: Sequence[Key]) -> None:
+        """Every rank of the node is past the last step of `keys`."""
+        books = self._runtime.books
+        if books is not None:
+            for key in keys:
+                books.release(key)
 
 
 def _admitted(books: PagePool, key: Key) -> tuple[int, ...]:
     """The pages of `key`, which runs from now on if it did not before."""
     books.admit(key)
     return books.holding(key).pages
-
-
-def _fill(result: StepResult, outcome: Outcome) -> None:
-    result.seconds = outcome.seconds
-    result.slots.extend(outcome.slots)
-    for row, token in enumerate(outcome.tokens):
-        message = token_to(token, outcome.logprobs[row], outcome.errors.get(row))
-        result.tokens.append(message)

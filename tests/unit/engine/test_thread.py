@@ -37,3 +37,16 @@ def test_closing_cancels_what_waits_and_tells_of_what_hangs() -> None:
     with pytest.raises(CancelledError):
         waiting.result()
     assert thread.close(10)
+
+
+def test_what_is_posted_runs_in_turn_and_its_error_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    thread = EngineThread("test")
+    seen: list[int] = []
+    thread.post(lambda: seen.append(1))
+    thread.post(lambda: seen.append(1 // 0))
+    thread.submit(seen.append, 2).result()
+    assert seen == [1, 2]
+    assert "ZeroDivisionError" in caplog.text
+    assert thread.close(10)
