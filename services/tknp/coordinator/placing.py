@@ -86,7 +86,8 @@ class Placer:
 
     def room(self) -> None:
         """Something may fit now: a request came, or pages or a slot became free."""
-        self._room.set()
+        if self._scheduler.waiting:  # else every step would wake `run` for nothing
+            self._room.set()
 
     def ended(self, request: Request, stage: Stage) -> None:
         """`request` has ended in `stage`: its owner gets the pages back."""

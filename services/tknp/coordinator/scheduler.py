@@ -71,6 +71,11 @@ class Scheduler:
         return list(self._live)
 
     @property
+    def idle(self) -> bool:
+        """Whether every request has ended."""
+        return not self._live
+
+    @property
     def running(self) -> int:
         """Requests in running batches, those that join next among them."""
         joining = len(self._held_back) + sum(len(stream.ready) for stream in self.streams)

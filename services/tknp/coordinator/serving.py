@@ -66,8 +66,9 @@ class Serving:
         )  # fmt: skip
         self.replicas = self._placer.replicas
         leaders = [ranks[0] for ranks in peers.nodes]
-        self._calls = StepCalls(pool.layout, leaders, self._sampled, self._finished, lost)
+        self._calls = StepCalls(pool.layout, leaders, self._answered, lost)
         self._ended = asyncio.Event()
+        self._came = asyncio.Event()
 
     async def run(self) -> None:
         """Place requests and watch deadlines for as long as the pool lives."""
@@ -88,6 +89,7 @@ class Serving:
     def submit(self, request: Request) -> None:
         """Queue a checked request. Raises CapacityError when the queue is full."""
         self.scheduler.submit(request)
+        self._came.set()
         self._work()
 
     def cancel(self, request: Request) -> None:
@@ -115,11 +117,14 @@ class Serving:
 
     async def _watch_deadlines(self) -> None:
         while True:
+            await self._came.wait()  # an idle pool doesn't tick
             await asyncio.sleep(_DEADLINE_TICK_S)
             for request in self.scheduler.overdue(self._clock()):
                 allowed_s = request.deadline_s - request.arrived_s
                 why = f"not done within {allowed_s:.3g} s: it was still {request.stage}"
                 self.fail_request(request, DeadlineExceeded(why))
+            if self.scheduler.idle:
+                self._came.clear()
 
     def _first_token(self, request: Request, token: Token) -> None:
         if token.error:
@@ -130,11 +135,21 @@ class Serving:
         self._work()
         self._emit(request, token, finish)
 
-    def _sampled(self, result: StepResult) -> None:
+    def _answered(self, result: StepResult, drawn: bool, last: bool) -> None:
+        """A node has answered a step: with its tokens if `drawn`, as the `last` of all or not."""
+        if drawn:
+            self._take(result, last)
+        elif last:
+            self.scheduler.finished(result.step, result.stream)
+            self._work()
+
+    def _take(self, result: StepResult, last: bool) -> None:
         began = perf_counter()
         tokens = list(result.tokens)
         ids = [None if token.error else token.token_id for token in tokens]
         taken = self.scheduler.tokens(result.step, list(result.slots), ids, result.stream)
+        if last:
+            self.scheduler.finished(result.step, result.stream)
         self._work()
         launched = perf_counter()
         for row, request, finish in taken:
@@ -143,10 +158,6 @@ class Serving:
             else:
                 self._emit(request, tokens[row], finish)
         self._metrics.step(launched - began, perf_counter() - launched)
-
-    def _finished(self, stream: int, step: int) -> None:
-        self.scheduler.finished(step, stream)
-        self._work()
 
     def _work(self) -> None:
         """Something has changed: launch, grow and place what can be."""

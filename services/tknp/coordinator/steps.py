@@ -9,7 +9,7 @@ from grpc import aio
 
 from tknp.coordinator.startup import Peer
 from tknp.engine.batch import Delta
-from tknp.errors import Unavailable
+from tknp.errors import ProtocolError, Unavailable
 from tknp.layout.layout import Layout
 from tknp.rpc.convert import delta_to
 from tknp.rpc.outbox import Outbox
@@ -20,27 +20,26 @@ from tknp.v1.step_pb2 import Step, StepResult
 
 
 class StepCalls:
-    """`sampled(result)` is called with the sampler's answer to each step of a stream,
-    `finished(stream, step)` when every node that takes part has answered it, `lost(reason)` once
-    when a call breaks. All on the event loop. Nodes get the steps of all streams in one order.
+    """`answered(result, drawn, last)` is called with each node's answer to each step of a stream:
+    `drawn` tells that it is the sampler's, `last` that every node that takes part has answered.
+    `lost(reason)` is called once when a call breaks. All on the event loop. Nodes get the steps of
+    all streams in one order.
     """
 
     def __init__(
         self,
         layout: Layout,
         leaders: Sequence[Peer],
-        sampled: Callable[[StepResult], None],
-        finished: Callable[[int, int], None],
+        answered: Callable[[StepResult, bool, bool], None],
         lost: Callable[[str], None],
     ) -> None:
         self._leaders = leaders
-        self._sampled = sampled
-        self._finished = finished
+        self._answered = answered
         self._lost = lost
         streams = range(layout.streams)
         self._members = [layout.members(stream) for stream in streams]
         self._samplers = [layout.sampler(stream) for stream in streams]
-        self._answers: dict[tuple[int, int], int] = {}
+        self._missing: dict[tuple[int, int], int] = {}  # answers to steps under way
         self._steps: list[Outbox[Step]] = [Outbox() for _ in leaders]
         self._rootless = [not held for held in layout.held]
         self._readers = [asyncio.create_task(self._read(n)) for n in range(len(leaders))]
@@ -48,8 +47,9 @@ class StepCalls:
     def send(self, delta: Delta) -> None:
         """Launch a step on every node of its stream."""
         message = delta_to(delta)
-        self._answers[delta.stream, delta.step] = 0
-        for node in self._members[delta.stream]:
+        members = self._members[delta.stream]
+        self._missing[delta.stream, delta.step] = len(members)
+        for node in members:
             self._steps[node].put(message)
 
     def close(self) -> None:
@@ -65,18 +65,22 @@ class StepCalls:
             async for result in run(self._steps[node]):
                 if result.error:
                     raise Unavailable(f"{place}: {result.error}")
-                self._answered(node, result)
+                self._take(node, result)
             raise Unavailable(f"{place} ended its steps")
+        except ProtocolError as error:
+            self._lost(f"{place}: {error}")
         except aio.AioRpcError as error:
             self._lost(str(error_from(error, place)))
         except Exception as error:
             self._lost(str(error))
 
-    def _answered(self, node: int, result: StepResult) -> None:
+    def _take(self, node: int, result: StepResult) -> None:
         stream, step = result.stream, result.step
-        if node == self._samplers[stream]:
-            self._sampled(result)
-        self._answers[stream, step] += 1
-        if self._answers[stream, step] == len(self._members[stream]):
-            del self._answers[stream, step]
-            self._finished(stream, step)
+        missing = self._missing.get((stream, step), 0) - 1
+        if missing < 0:
+            raise ProtocolError(f"answers step {step} of stream {stream}, which nobody waits for")
+        if missing:
+            self._missing[stream, step] = missing
+        else:
+            del self._missing[stream, step]
+        self._answered(result, node == self._samplers[stream], not missing)

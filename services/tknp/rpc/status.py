@@ -75,7 +75,7 @@ class ErrorInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None:  # an unknown method: gRPC answers UNIMPLEMENTED
             return handler  # type: ignore[return-value]
         method = handler_call_details.method
-        parse = partial(_parse, handler.request_deserializer, method)
+        parse = partial(_parse, handler.request_deserializer, method, request_bytes(method))
 
         async def many(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
             async for data in requests:
@@ -112,8 +112,7 @@ class ErrorInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         return make(wrapped, None, handler.response_serializer)
 
 
-def _parse(deserialize: Callable[[bytes], Any], method: str, data: bytes) -> Any:
-    most = request_bytes(method)
+def _parse(deserialize: Callable[[bytes], Any], method: str, most: int, data: bytes) -> Any:
     if len(data) > most:
         raise Refused(f"{method} takes messages of at most {most} bytes, not {len(data)}")
     try:
