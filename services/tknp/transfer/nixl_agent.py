@@ -21,7 +21,7 @@ from tknp.errors import Unavailable
 from tknp.kv.storage import KvStorage
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13", "nixl")
-_PROGRESS_DELAY_US = 10_000
+_PROGRESS_DELAY_US = 100_000
 _BACKEND = "UCX"
 
 State = Literal["running", "done", "failed"]
