@@ -25,6 +25,7 @@ from time import perf_counter
 from harness.options import finish, parser
 from harness.report import Row, Target
 
+from tknp.coordinator.division import Division
 from tknp.coordinator.limits import Limits
 from tknp.coordinator.request import Event, Request
 from tknp.coordinator.scheduler import Scheduler, Taken
@@ -42,6 +43,7 @@ from tknp.v1.step_pb2 import StepResult
 
 STEP_MS = 20.0
 PROMPT_TOKENS = 512
+NODES = 4
 EXPOSED = ("parse", "take", "launch")
 PARTS = (*EXPOSED, "emit", "respond")
 MOST_OF_STEP = 0.05
@@ -67,7 +69,8 @@ class Pool:
 
     def __init__(self, rows: int, tokens: int) -> None:
         pages = 2 * rows * (PROMPT_TOKENS + tokens) // 64
-        limits = Limits((pages,) * 4, 64, rows, rows, 1 << 20, 1 << 20, frozenset({2}))
+        division = Division(64, (tuple(range(NODES)),))
+        limits = Limits((pages,) * NODES, division, rows, rows, 1 << 20, 1 << 20, frozenset({2}))
         self.scheduler = Scheduler(limits, epoch=1)
         self.rows = rows
         self._tokens = tokens
@@ -86,7 +89,7 @@ class Pool:
 
     def answer(self, delta: Delta) -> bytes:
         """What the sampling rank would send for the step of `delta`."""
-        slots = sorted(self.scheduler._in_flight[delta.step])
+        slots = sorted(self.scheduler.streams[0].in_flight[delta.step])
         tokens = [Token(token_id=100 + (slot + delta.step) % 1000) for slot in slots]
         return StepResult(epoch=1, step=delta.step, slots=slots, tokens=tokens).SerializeToString()
 
