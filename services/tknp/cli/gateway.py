@@ -1,6 +1,6 @@
 """`tknp gateway`: OpenAI HTTP and gRPC in front of pools, by Ray Serve, until SIGTERM.
 
-settings file + flags -> GatewaySettings -> a Ray cluster of one node -> Serve's proxies
+settings file + flags -> GatewaySettings -> a Ray cluster of one node -> replicas
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ def gateway_options(function: Any) -> Any:
         option("--http-host", help="Where HTTP listens (127.0.0.1)."),
         option("--http-port", type=PORT, help="(8000)"),
         option("--grpc-port", type=click.IntRange(0, 65535),
-               help="Of Ray Serve's gRPC proxy, which listens everywhere: needs --insecure. 0, the "
-                    "default: off."),
+               help="gRPC on the same host, with the same TLS. 0, the default: off."),
         option("--min-replicas", type=click.IntRange(1), help="(1)"),
         option("--max-replicas", type=click.IntRange(1), help="(4)"),
         option("--tls-ca", type=FILE, help="Use TLS to pools and trust these PEM certificates."),
         option("--token-file", type=FILE, help="Holds the bearer token that pools ask for."),
         option("--keys-file", type=FILE, help="API keys and their limits; unset: nobody is asked."),
-        option("--http-cert", type=FILE, help="PEM certificate of the HTTP port."),
+        option("--http-cert", type=FILE, help="PEM certificate of both ports."),
         option("--http-key", type=FILE, help="PEM key of that certificate."),
         option("--http-client-ca", type=FILE, help="Ask clients for certificates of this CA."),
         option("--drain-s", type=float, metavar="SECONDS",

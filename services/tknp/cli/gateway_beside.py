@@ -39,8 +39,7 @@ def gateway_beside(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True,
                   help="Of the gateway; 0: any free one.")  # fmt: skip
     @click.option("--grpc-port", type=click.IntRange(0, 65535), default=0, show_default=True,
-                  help="Of the gateway; it listens on every address, so it needs --insecure; "
-                       "0: off. The coordinator speaks gRPC anyway.")  # fmt: skip
+                  help="Of the gateway; 0: off. The coordinator speaks gRPC, too.")  # fmt: skip
     @wraps(function)
     def command(*, gateway: bool, http_port: int, grpc_port: int, **values: Any) -> Any:
         ports = GatewayPorts(http_port, grpc_port) if gateway else None

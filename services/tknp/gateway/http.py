@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -45,19 +45,27 @@ from tknp.v1.inference_pb2 import ChatMessage
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Around = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
-def create_app(gateway: Gateway, *, named: bool = True) -> FastAPI:
+@asynccontextmanager
+async def _nothing(_: FastAPI) -> AsyncIterator[None]:
+    yield
+
+
+def create_app(gateway: Gateway, *, named: bool = True, around: Around = _nothing) -> FastAPI:
     """The application of one replica; its lifespan starts and closes `gateway`.
 
-    `named`: answers carry the request's id; a proxy of Ray Serve adds it by itself.
+    `named`: answers carry the request's id; a proxy of Ray Serve adds it by itself. `around` is
+    entered with the application once `gateway` has started, and left before it is closed.
     """
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await gateway.start()
         try:
-            yield
+            async with around(app):
+                yield
         finally:
             await gateway.close()
 

@@ -1,16 +1,19 @@
-"""The gateway as a Ray Serve application: replicas of one deployment behind Serve's two proxies.
+"""The gateway as a Ray Serve application: replicas of one deployment, scaled and looked after.
 
-    HTTP  proxy (TLS, keep-alive) -> replica: FastAPI app of `http`
-    gRPC  proxy (reflection)      -> replica: method of the call's name -> `grpc_face`, `kserve`
+    tknp gateway   client -> replica: `front` on the gateway's own ports (`ports`)
+    serve run      client -> Serve's HTTP proxy -> replica: FastAPI app of `http`
+                   client -> Serve's gRPC proxy -> replica: method of the call's name
 
-`serve run tknp.gateway.serve_app:build pools=HOST:PORT` runs it on any Ray cluster, a Serve config
-with `import_path: tknp.gateway.serve_app:build` and settings under `args` does so in pods, and
-`tknp gateway` starts a cluster of its own. Nothing else in this package knows of Ray.
+`serve run tknp.gateway.serve_app:build pools=HOST:PORT` runs it on any Ray cluster, whose proxies
+then are the door: their ports, TLS and options are that cluster's. `tknp gateway` starts a cluster
+of its own, without proxies. Nothing but this file, `serve_limits` and `serve_run` knows of Ray.
 
-Replicas are scaled by the streams that they have. Serve gives one that is to go away no more and
-waits for its last stream. Serve gives methods no deadline of the call: it
-cancels them instead, and that cancels the request at its pool. What fails ends with an empty
-message and a status, since Serve carries trailers on messages and not on exceptions.
+Replicas are scaled by the streams that they have. One that is to go away takes no more, and Serve
+waits for its last stream; an update starts the new replica before it ends the old one.
+
+Serve's gRPC proxy gives methods no deadline of the call: it cancels them instead, and that cancels
+the request at its pool. What fails there ends with an empty message and a status, since that proxy
+carries trailers on messages and not on exceptions.
 """
 
 from __future__ import annotations
@@ -18,21 +21,27 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2
 from ray import serve
-from ray.serve.config import AutoscalingConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.handle import DeploymentHandle
 
 from tknp.errors import TknpError
+from tknp.gateway.front import front
 from tknp.gateway.gateway import Gateway
 from tknp.gateway.grpc_face import InferenceFace
+from tknp.gateway.grpc_server import Health
 from tknp.gateway.http import create_app
 from tknp.gateway.kserve import OpenInferenceFace
 from tknp.gateway.logs import start_logging
 from tknp.gateway.rich_errors import message_of, trailers_of
+from tknp.gateway.scaling import STREAMS, TARGET, by_streams
+from tknp.gateway.serve_limits import RemoteLedger, ledger_of
 from tknp.gateway.settings import GatewaySettings, settings_from_text
 from tknp.metrics.instruments import reason_of
 from tknp.v1 import inference_pb2 as pb
@@ -45,8 +54,8 @@ SERVICERS = (
     "tknp.v1.open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 )
-_TARGET_STREAMS = 64  # of a replica; above it Serve starts another, up to max_replicas
 _DRAIN_TICK_S = 1.0
+_SURGE_PERCENT = 100  # all new replicas may be there before the old ones go
 Context = RayServegRPCContext
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
@@ -55,16 +64,31 @@ Answer = TypeVar("Answer")
 @serve.deployment(name="gateway")
 @serve.ingress()
 class Replica:
-    """One replica. Methods in capitals are called by Serve's gRPC proxy, by the call's name."""
+    """One replica. Methods in capitals are called by Serve's gRPC proxy, by the call's name.
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    `ports`: path of the gateway's `Ports`, to listen there; None: Serve's proxies are the door.
+    `ledger`: of what keys have in flight at all replicas, see `serve_limits`.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, ports: str | None = None,
+        ledger: DeploymentHandle[Any] | None = None,
+    ) -> None:  # fmt: skip
         start_logging(settings.log_file)
-        self._gateway = Gateway(settings)
+        self._ports = ports
+        self._gateway = Gateway(settings, ledger=None if ledger is None else RemoteLedger(ledger))
         self._inference = InferenceFace(self._gateway)
         self._open_inference = OpenInferenceFace(self._gateway)
+        self._health = Health(self._gateway)
 
     def __serve_build_asgi_app__(self) -> Any:
-        return create_app(self._gateway, named=False)
+        if self._ports is None:
+            return create_app(self._gateway, named=False)
+        return create_app(self._gateway, around=partial(front, self._gateway, path=self._ports))
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What `by_streams` scales by."""
+        return {STREAMS: float(self._gateway.inflight)}
 
     async def check_health(self) -> None:
         """Raises where no pool could ever be asked again; a pool that is away is no reason."""
@@ -172,19 +196,13 @@ class Replica:
 
     async def Check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
         """grpc.health.v1: whether requests are taken, by a pool or to wait for one."""
-        return _health(self._gateway)
+        return await self._health.Check(request)
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """grpc.health.v1: now, and whenever it changes."""
-        said = None
-        while True:
-            now = _health(self._gateway)
-            if now != said:
-                said = now
-                yield now
-            await self._gateway.pools.looked()
+        async for response in self._health.Watch(request):
+            yield response
 
     async def _answer(
         self, method: str, call: Callable[[Ask, dict[str, str]], Awaitable[Answer]], request: Ask,
@@ -213,12 +231,14 @@ class Replica:
         self._gateway.metrics.answered(method, status)
 
 
-def application(settings: GatewaySettings) -> serve.Application:
-    """The gateway with `settings`, for `serve.run`."""
+def application(settings: GatewaySettings, ports: str | None = None) -> serve.Application:
+    """The gateway with `settings`, for `serve.run`. `ports`: path of its `Ports`, if it has any."""
+    policy: Any = AutoscalingPolicy
     scaling = AutoscalingConfig(
         min_replicas=settings.min_replicas,
         max_replicas=settings.max_replicas,
-        target_ongoing_requests=min(_TARGET_STREAMS, settings.max_inflight),
+        target_ongoing_requests=min(TARGET, settings.max_inflight),
+        policy=policy() if ports is None else policy(policy_function=by_streams),
     )
     deployment: Any = Replica  # the decorator hides that it makes a Deployment
     bound: serve.Application = deployment.options(
@@ -227,8 +247,9 @@ def application(settings: GatewaySettings) -> serve.Application:
         max_ongoing_requests=2 * settings.max_inflight,
         graceful_shutdown_timeout_s=settings.timeout_s,
         graceful_shutdown_wait_loop_s=_DRAIN_TICK_S,
+        max_surge_percent=_SURGE_PERCENT,
         ray_actor_options={"num_cpus": 0},
-    ).bind(settings)
+    ).bind(settings, ports, ledger_of(settings))
     return bound
 
 
@@ -243,8 +264,3 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 def _metadata(context: Context) -> dict[str, str]:
     return dict(context.invocation_metadata())
-
-
-def _health(gateway: Gateway) -> health_pb2.HealthCheckResponse:
-    status = health_pb2.HealthCheckResponse
-    return status(status=status.SERVING if gateway.ready else status.NOT_SERVING)

@@ -1,6 +1,7 @@
 """A Ray cluster of one node for one gateway: `tknp gateway`.
 
-    environment -> ray.init (loopback, no dashboard, a token of its own) -> Serve -> application
+    ports -> environment -> ray.init (loopback, no dashboard, a token of its own) -> Serve
+          -> application, whose replicas listen on the ports; Serve has no proxies here
     SIGTERM or SIGINT: no new requests, open streams end, everything stops; a second one: at once
 
 Ray's processes share this one's fate, whichever way it ends, and what they write is removed.
@@ -22,6 +23,8 @@ from pathlib import Path
 from types import FrameType
 
 from tknp.errors import Unavailable
+from tknp.gateway.front import check_tls
+from tknp.gateway.ports import Ports
 from tknp.gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,11 @@ def environment() -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_DEDUP_LOGS": "0",
+        # What costs most while nothing happens: how often the controller looks at its deployments,
+        # and Ray at the machine for a dashboard that nobody sees.
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
+        "RAY_enable_metrics_collection": "0",
+        "REPORTER_UPDATE_INTERVAL_MS": "60000",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # One event loop for a replica's own work and its streams: a chunk changes threads no more
         # than it has to.
@@ -50,8 +58,8 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def cluster() -> Iterator[None]:
-    """A Ray cluster that ends with this context, files and all."""
+def cluster() -> Iterator[Path]:
+    """A Ray cluster that ends with this context, files and all; gives its private directory."""
     for name, value in environment().items():
         os.environ.setdefault(name, value)
     import ray
@@ -65,7 +73,7 @@ def cluster() -> Iterator[None]:
             log_to_driver=False, _node_ip_address=_LOOPBACK, _temp_dir=directory,
         )  # fmt: skip
         try:
-            yield
+            yield Path(directory)
         finally:
             ray.shutdown()
     finally:
@@ -80,8 +88,12 @@ def _sweep() -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def start(settings: GatewaySettings) -> None:
-    """Start Serve's proxies and the application; returns when it answers."""
+def start(settings: GatewaySettings, ports: str | None = None) -> None:
+    """Start the application, or update it to `settings`; returns when it answers.
+
+    `ports`: path of the gateway's `Ports`. Without it Serve's own proxies listen, HTTP on the
+    host and port of `settings` and gRPC on every address.
+    """
     from ray import serve
     from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
     from ray.serve.schema import LoggingConfig
@@ -91,26 +103,34 @@ def start(settings: GatewaySettings) -> None:
     logging.getLogger("ray").setLevel(logging.WARNING)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
-    serve.start(
-        proxy_location=ProxyLocation.HeadOnly,
-        http_options=HTTPOptions(
-            host=settings.http_host, port=settings.http_port, ssl_certfile=settings.http_cert,
-            ssl_keyfile=settings.http_key, ssl_ca_certs=settings.http_client_ca,
-        ),
-        grpc_options=gRPCOptions(
-            port=settings.grpc_port or 9000,
-            grpc_servicer_functions=list(SERVICERS) if settings.grpc_port else [],
-        ),
-        logging_config=quiet,
-    )  # fmt: skip
+    if ports is not None:
+        serve.start(proxy_location=ProxyLocation.Disabled, logging_config=quiet)
+    else:
+        serve.start(
+            proxy_location=ProxyLocation.HeadOnly,
+            http_options=HTTPOptions(
+                host=settings.http_host, port=settings.http_port, ssl_certfile=settings.http_cert,
+                ssl_keyfile=settings.http_key, ssl_ca_certs=settings.http_client_ca,
+            ),
+            grpc_options=gRPCOptions(
+                port=settings.grpc_port or 9000,
+                grpc_servicer_functions=list(SERVICERS) if settings.grpc_port else [],
+            ),
+            logging_config=quiet,
+        )  # fmt: skip
     try:
-        serve.run(application(settings), name=NAME, route_prefix="/", logging_config=quiet)
+        app = application(settings, ports)
+        serve.run(app, name=NAME, route_prefix="/", logging_config=quiet)
     except RuntimeError as error:
         raise Unavailable(f"the gateway does not start: {error}") from error
 
 
 def run(settings: GatewaySettings) -> None:
-    """Serve until SIGTERM or SIGINT; a line on standard output says that the gateway answers."""
+    """Serve until SIGTERM or SIGINT; a line on standard output says that the gateway answers.
+
+    Raises InvalidValue for files and ports that can't be used.
+    """
+    check_tls(settings)
     asked = threading.Semaphore(0)
 
     def stop(_: int, __: FrameType | None) -> None:
@@ -118,12 +138,17 @@ def run(settings: GatewaySettings) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    with cluster():
+    scheme = "https" if settings.http_cert else "http"
+    with (
+        cluster() as directory,
+        Ports(settings.http_host, settings.http_port, settings.grpc_port, directory) as ports,
+    ):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)  # Ray has put its own there
-        start(settings)
-        print(f"gateway: http://{settings.http_host}:{settings.http_port}", flush=True)
+        start(settings, ports.path)
+        print(f"gateway: {scheme}://{settings.http_host}:{settings.http_port}", flush=True)
         asked.acquire()
+        ports.close()
         if settings.drain_s > 0:
             _drain(asked, time.monotonic() + settings.drain_s)
 

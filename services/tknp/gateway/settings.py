@@ -29,14 +29,13 @@ class GatewaySettings:
 
     pools                coordinators, HOST:PORT or dns:HOST:PORT (all addresses of a headless
                          service); a pool serves the model that it says it does
-    http_host, http_port   where Ray Serve's HTTP proxy listens
-    grpc_port            of its gRPC proxy, which listens everywhere in plain text, so that it needs
-                         `insecure`; 0: off
+    http_host, http_port   where HTTP listens
+    grpc_port            of gRPC, on the same host and with the same TLS; 0: off
     min_replicas, max_replicas        of the gateway, scaled by requests in flight
     tls_ca               PEM file to trust at pools; unset: plain text
     token_file           bearer token that pools ask of clients
     keys_file            API keys, see `tknp.gateway.keys`; unset: no key is asked for
-    http_cert, http_key, http_client_ca   TLS of the HTTP port; the last asks clients for theirs
+    http_cert, http_key, http_client_ca   TLS of both ports; the last asks clients for theirs
     insecure             a host beyond loopback may do without TLS and keys
     max_body_bytes       of an HTTP request
     max_prompt_tokens    longest prompt; unset: what the pool takes
@@ -89,6 +88,8 @@ class GatewaySettings:
             raise InvalidValue("http_host", self.http_host, "name an address to listen on")
         for name, low in (("http_port", 1), ("grpc_port", 0)):
             self._whole(name, low, 65535)
+        if self.grpc_port == self.http_port:
+            raise InvalidValue("grpc_port", self.grpc_port, "http_port has it; 0 for none")
         for name in ("min_replicas", "max_body_bytes", "max_output_tokens", "max_inflight",
                      "max_held"):  # fmt: skip
             self._whole(name, 1, None)
@@ -113,13 +114,6 @@ class GatewaySettings:
             raise InvalidValue(
                 "http_host", self.http_host, "would be open to anybody: give keys_file, http_cert "
                 "and http_key, or, where the network itself keeps others out, insecure: true",
-            )  # fmt: skip
-
-        if self.grpc_port and not self.insecure:
-            raise InvalidValue(
-                "grpc_port", self.grpc_port, "Ray Serve listens on every address and in plain text "
-                "there: say insecure: true where the network itself keeps others out, or use the "
-                "coordinator's own port",
             )  # fmt: skip
 
     def _whole(self, name: str, low: int, high: int | None) -> None:

@@ -31,8 +31,15 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", RESPONSE_BYTES),
     ("grpc.enable_http_proxy", 0),  # a proxy meant for the web must not see the pool's calls
 ]
+# Calls that have come and wait for this process to get there; beyond them gRPC answers CANCELLED.
+# Its own limit is 1,000, less than what a crowd that comes at once needs.
+PENDING_CALLS = [
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 100_000),
+]
 _SERVER_OPTIONS = [
     *_OPTIONS,
+    *PENDING_CALLS,
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
 ]

@@ -34,15 +34,18 @@ def read_ca(name: str, path: str) -> bytes:
     return data
 
 
-def read_pair(cert: str, key: str) -> tuple[bytes, bytes]:
-    """The files of a certificate and its key. Raises InvalidValue unless they belong together."""
-    pair = _read("tls_cert", cert), _read("tls_key", key)
+def read_pair(cert: str, key: str, prefix: str = "tls") -> tuple[bytes, bytes]:
+    """The files of a certificate and its key, which settings call PREFIX_cert and PREFIX_key.
+
+    Raises InvalidValue unless they belong together.
+    """
+    pair = _read(f"{prefix}_cert", cert), _read(f"{prefix}_key", key)
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(cert, key, password=lambda: "")
     except (ssl.SSLError, ValueError) as error:
         raise InvalidValue(
-            "tls_key", key, f"must be the unencrypted PEM key of the certificate in {cert}"
+            f"{prefix}_key", key, f"must be the unencrypted PEM key of the certificate in {cert}"
         ) from error
     return pair
 

@@ -22,14 +22,16 @@ STREAMS = 4
 # Starts a gateway, and at a line on standard input another version of it in its place.
 SCRIPT = """
 import dataclasses, sys
+from tknp.gateway.ports import Ports
 from tknp.gateway.serve_run import cluster, start
 from tknp.gateway.settings import settings_from_text
 settings = settings_from_text(dict(pools=sys.argv[1], http_port=sys.argv[2]))
-with cluster():
-    start(settings)
+with cluster() as directory, Ports("127.0.0.1", settings.http_port, 0, directory) as ports:
+    start(settings, ports.path)
     print("started", flush=True)
     sys.stdin.readline()
-    start(dataclasses.replace(settings, max_prompt_tokens=2))  # returns when the old one is gone
+    newer = dataclasses.replace(settings, max_prompt_tokens=2)
+    start(newer, ports.path)  # returns when the old one is gone
 """
 
 

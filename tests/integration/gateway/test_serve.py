@@ -1,4 +1,4 @@
-"""The gateway as users run it: `tknp gateway`, Ray Serve's proxies and replicas, real sockets."""
+"""The gateway as users run it: replicas that listen themselves, and behind Ray Serve's proxies."""
 
 from __future__ import annotations
 
@@ -36,6 +36,18 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.full,
     pytest.mark.timeout(300),
 ]  # fmt: skip
+# What `serve run` makes of the application on a cluster with proxies.
+PROXIES = """
+import signal, sys
+from tknp.gateway.serve_run import cluster, start
+from tknp.gateway.settings import settings_from_text
+pool, http, grpc = sys.argv[1:]
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+with cluster():
+    start(settings_from_text(dict(pools=pool, http_port=http, grpc_port=grpc)))
+    print("gateway: http://", flush=True)
+    signal.sigwait([signal.SIGTERM])
+"""
 SERVICES = ("tknp.v1.Inference", "inference.GRPCInferenceService", "grpc.health.v1.Health")
 
 
@@ -46,15 +58,22 @@ async def pool(open_speaker: Callable[..., Any]) -> AsyncIterator[str]:
         yield opened.config.coordinator
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(pool: str, tmp_path_factory: Any) -> AsyncIterator[SimpleNamespace]:
-    """`tknp gateway`, which has to end by SIGTERM without leaving a process or a file."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["ports", "proxies"])
+async def served(
+    request: pytest.FixtureRequest, pool: str, tmp_path_factory: Any
+) -> AsyncIterator[SimpleNamespace]:
+    """A gateway, which has to end by SIGTERM without leaving a process or a file."""
     http, grpc = free_ports(2)
     log = tmp_path_factory.mktemp("gateway") / "log"
+    command = [
+        "-m", "tknp.cli.main", "gateway", "--pool-target", pool, "--http-port", str(http),
+        "--grpc-port", str(grpc), "--max-replicas", "1",
+    ]  # fmt: skip
+    if request.param == "proxies":
+        command = ["-c", PROXIES, pool, str(http), str(grpc)]
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tknp.cli.main", "gateway", "--pool-target", pool,
-            "--http-port", str(http), "--grpc-port", str(grpc), "--insecure",
+            sys.executable, *command,
             stdout=asyncio.subprocess.PIPE, stderr=output, start_new_session=True,
         )  # fmt: skip
     try:

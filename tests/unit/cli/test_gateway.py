@@ -18,9 +18,10 @@ POOL = ("--pool-target", "127.0.0.1:50051")
         ((), "pools"),
         (("--pool-target", "nowhere"), "pools[0]"),
         ((*POOL, "--http-host", "0.0.0.0"), "http_host"),
-        ((*POOL, "--grpc-port", "9000"), "grpc_port"),
+        ((*POOL, "--grpc-port", "8000"), "grpc_port"),
         ((*POOL, "--min-replicas", "9"), "max_replicas"),
         ((*POOL, "--settings", "absent.yaml"), "settings"),
+        ((*POOL, "--http-cert", "absent.pem", "--http-key", "absent.key"), "http_cert"),
     ],
 )
 def test_bad_settings_are_named(arguments: tuple[str, ...], message: str) -> None:

@@ -32,8 +32,7 @@ def test_defaults_are_closed() -> None:
         ({"http_host": ""}, "http_host"),
         ({"http_host": "0.0.0.0"}, "http_host"),
         ({"http_host": "0.0.0.0", "keys_file": "keys"}, "http_host"),
-        ({"grpc_port": 9000}, "grpc_port"),
-        ({"grpc_port": 9000, "keys_file": "keys"}, "grpc_port"),
+        ({"grpc_port": 8000}, "grpc_port"),
         ({"min_replicas": 0}, "min_replicas"),
         ({"min_replicas": 5}, "max_replicas"),
         ({"replays": -1}, "replays"),
@@ -55,8 +54,8 @@ def test_what_cannot_be_is_refused_by_name(values: dict[str, Any], field: str) -
 def test_open_ports_have_to_be_said() -> None:
     tls = {"keys_file": "keys", "http_cert": "cert", "http_key": "key"}
     assert settings_from({"pools": [POOL], "http_host": "0.0.0.0", **tls}).keys_file == "keys"
-    opened = settings_from({"pools": [POOL], "grpc_port": 9000, "insecure": True})
-    assert opened.grpc_port == 9000
+    opened = settings_from({"pools": [POOL], "http_host": "0.0.0.0", "insecure": True})
+    assert opened.keys_file is None
 
 
 def test_a_file_and_what_a_command_line_says(tmp_path: Path) -> None:
