@@ -25,12 +25,17 @@ class Choice:
     logprobs: list[Logprobs] = field(default_factory=list)
     finish: Finish | None = None
 
-    def add(self, piece: Piece) -> None:
+    def count(self, piece: Piece) -> None:
+        """`piece` has come and is sent on at once."""
         self.offset += len(piece.text)
         self.tokens += len(piece.token_ids)
+        self.finish = piece.finish or self.finish
+
+    def add(self, piece: Piece) -> None:
+        """`piece` has come and is kept."""
+        self.count(piece)
         self.text.append(piece.text)
         self.logprobs += piece.logprobs
-        self.finish = piece.finish or self.finish
 
     @property
     def reason(self) -> str | None:

@@ -14,6 +14,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from json.encoder import encode_basestring
 
 from tknp.errors import TknpError
 from tknp.gateway.gateway import Gateway
@@ -22,6 +23,7 @@ from tknp.gateway.openai.errors import reply_of
 from tknp.gateway.openai.replies import Choice, Json, Reply
 
 DONE = b"data: [DONE]\n\n"
+_MARK = "\ue000"  # the text stands last in an event: whatever comes before it may hold one too
 
 
 def event(data: Json) -> bytes:
@@ -29,6 +31,20 @@ def event(data: Json) -> bytes:
     return (
         b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
     )
+
+
+class Frame:
+    """Events of one choice that carry nothing but text, which is all that differs between them.
+
+    They are most of a stream: what stays is encoded once, from an event with a mark for its text.
+    """
+
+    def __init__(self, reply: Reply, choice: Choice) -> None:
+        whole = event(reply.chunk(choice, Piece(_MARK, (), ()), 0))
+        self._head, _, self._tail = whole.rpartition(encode_basestring(_MARK).encode())
+
+    def __call__(self, text: str) -> bytes:
+        return self._head + encode_basestring(text).encode() + self._tail
 
 
 async def pieces(gateway: Gateway, asks: Sequence[Ask]) -> AsyncIterator[tuple[int, Piece]]:
@@ -77,10 +93,13 @@ async def events(
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer of `count` choices. An error is its last event."""
     choices = [Choice(index) for index in range(count)]
+    frames = [Frame(reply, choice) for choice in choices]
 
     def chunk(index: int, piece: Piece) -> bytes:
         offset = choices[index].offset
-        choices[index].add(piece)
+        choices[index].count(piece)
+        if piece.finish is None and not reply.logprobs:
+            return frames[index](piece.text)
         return event(reply.chunk(choices[index], piece, offset))
 
     try:
