@@ -156,7 +156,7 @@ async def test_a_chat_by_keyboard_while_the_pool_moves(
     await page.until("document.querySelectorAll('.node').length === 2")
     await page.until("document.activeElement.id === 'say'")
     for layer in (0, 1):
-        shown = f"roots layers {layer};"
+        shown = f"roots layer {layer};"
         await page.until(f"document.querySelector('.pool').innerText.includes('{shown}')")
     await page.until("document.getElementById('model').value === 'speaker'")
 
