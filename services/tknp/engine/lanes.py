@@ -18,7 +18,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ import torch
 from tknp.engine.batch import Delta
 from tknp.engine.decode import DecodeRank, Outcome
 from tknp.engine.turn import TURN
-from tknp.layout.turns import DENSE, Turns, VirtualTime
+from tknp.layout.turns import Known, Turns
 from tknp.transport.base import Work
 
 _SPINS = 100  # polls without leaving the core
@@ -121,16 +121,13 @@ class Lanes:
         moving = [lane for lane in moving if lane.queue]  # none if one has failed
         if moving:
             return min(moving, key=lambda lane: lane.queue[0].order)
-        times = [time for time in map(self._time, busy) if time is not None]
-        first = min(times)[-1] if times else None
-        found: list[tuple[int, int, _Lane]] = []
-        for lane in busy:
-            op = self._rank.at(lane.stream)
-            if lane.work is not TURN or op is None:
-                continue
-            if lane.stream == first or op.kind not in DENSE:
-                found.append((self._turns.place(lane.stream, op), lane.queue[0].order, lane))
-        return min(found)[-1] if found else None
+        ready = [
+            (lane.stream, lane.queue[0].turn, op)
+            for lane in busy
+            if lane.work is TURN and (op := self._rank.at(lane.stream)) is not None
+        ]
+        chosen = self._turns.choose(self._steps(busy), ready) if ready else None
+        return None if chosen is None else self._lanes[chosen]
 
     def _ready(self, lane: _Lane) -> bool:
         try:
@@ -139,14 +136,12 @@ class Lanes:
             self._fail(lane, error)
             return False
 
-    def _time(self, lane: _Lane) -> VirtualTime | None:
-        """Of the first visit to this node that is not over, of all steps of `lane`."""
-        for index, submitted in enumerate(lane.queue):
-            op = self._rank.at(lane.stream) if index == 0 and lane.running is not None else None
-            time = self._turns.time(lane.stream, submitted.turn, op)
-            if time is not None:
-                return time
-        return None
+    def _steps(self, busy: list[_Lane]) -> Iterator[Known]:
+        for lane in busy:
+            op = self._rank.at(lane.stream) if lane.running is not None else None
+            for submitted in lane.queue:
+                yield lane.stream, submitted.turn, op
+                op = None  # the others have not begun
 
     def _advance(self, lane: _Lane) -> None:
         """Go on with the step of `lane` until it waits for something that has not happened."""

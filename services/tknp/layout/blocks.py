@@ -15,7 +15,7 @@ from itertools import accumulate, combinations, pairwise, product
 from tknp.errors import InvalidValue
 from tknp.model.footprint import Footprint
 
-ATTENTION_RATIO = 1.0  # time of a layer's attention over its dense work, in cut_time
+ATTENTION_RATIO = 1.0  # time of a layer's attention over its dense work, where it follows blocks
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,16 @@ def _blocks(stops: Sequence[int], *, tied: bool) -> tuple[Block, ...]:
     )
 
 
-def cut_time(footprint: Footprint, roots: int, *, tied: bool) -> tuple[Block, ...]:
+def cut_time(
+    footprint: Footprint, roots: int, *, tied: bool, attention_ratio: float = 0.0
+) -> tuple[Block, ...]:
     """Cut for equal times of blocks, so that microbatches that run out of phase stay so.
 
-    A layer costs its weights' reads and `ATTENTION_RATIO` times as much for attention, the head its
-    matrix; looking up embeddings is free. KV budgets follow, and differ by what endpoints weigh.
+    A layer costs its weights' reads and `attention_ratio` times as much for attention: 0 where
+    attention stays with its owners, whoever roots the layer. The head costs its matrix; looking up
+    embeddings is free. KV budgets follow, and differ by what is not read.
     """
-    layers = tuple(round(size * (1 + ATTENTION_RATIO)) for size in footprint.layers)
+    layers = tuple(round(size * (1 + attention_ratio)) for size in footprint.layers)
     head = footprint.head + footprint.embedding * tied
     return cut(Footprint(layers, 0, head), [0] * roots, tied=tied)
 
@@ -130,7 +133,9 @@ def cut_pipeline(footprint: Footprint, memories: Sequence[int], *, tied: bool) -
     blocks = cut(footprint, memories, tied=tied)
     budgets = (m - b.weight_bytes(footprint) for m, b in zip(memories, blocks, strict=True))
     if min(budgets) <= 0:
-        return cut_time(footprint, len(memories), tied=tied)
+        return cut_time(
+            footprint, len(memories), tied=tied, attention_ratio=ATTENTION_RATIO
+        )  # fmt: skip
     return _cut(footprint, tuple(memories), tied, per_layer=True)
 
 

@@ -39,7 +39,7 @@ a step can let a later one go first; the earlier one then overtakes it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tknp.layout.program import Kind, Op
 
@@ -51,6 +51,8 @@ _LOOKAHEAD = 1  # steps of a stream that are queued behind the one under way
 
 VirtualTime = tuple[float, int]
 """Layers, then the stream, which decides between equal ones."""
+Known = tuple[int, int, Op | None]
+"""A step: its stream, its turn, and the operation under way, None before the first one."""
 
 
 class Turns:
@@ -97,6 +99,22 @@ class Turns:
         if op.kind not in DENSE:
             return 3 if self._rooted[stream][op.layer] else 2
         return 1 if op.kind in _SHORT else 4
+
+    def choose(
+        self, steps: Iterable[Known], ready: Iterable[tuple[int, int, Op]]
+    ) -> int | None:  # fmt: skip
+        """The stream that computes now, of `ready` (stream, turn, operation); None if none may.
+
+        `steps`: all that are known here and not over, whose order matters.
+        """
+        times = [self.time(*step) for step in steps]
+        first = min((time for time in times if time is not None), default=(0.0, -1))[1]
+        allowed = [
+            (self.place(stream, op), turn, stream)
+            for stream, turn, op in ready
+            if stream == first or op.kind not in DENSE
+        ]
+        return min(allowed)[2] if allowed else None
 
     def _layer(self, op: Op) -> int:
         if op.kind is Kind.EMBED:

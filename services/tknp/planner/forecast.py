@@ -10,7 +10,7 @@ from tknp.layout.rank import Rank
 from tknp.planner.cost import Costs
 from tknp.planner.hardware import Hardware
 from tknp.planner.models import Model
-from tknp.planner.simulate import Programs, simulate
+from tknp.planner.simulate import simulate
 from tknp.planner.spans import LANES, Span, busy_ratio, idle, window
 from tknp.planner.step import Step
 
@@ -34,12 +34,11 @@ class Forecast:
 
 
 def forecast(model: Model, hardware: Hardware, step: Step) -> Forecast:
-    """Simulate steps of every stream at once; offset microbatches begin an equal part apart."""
+    """Simulate steps of every stream at once, which take turns as in the engine."""
     costs = Costs(model, hardware, step.layout, step.tokens)
     streams = [{r: p for r, p in programs.items() if r.t == 0} for programs in step.programs]
-    starts = _starts(step, streams, costs)
-    spans = simulate(streams, costs, steps=_STEPS, starts_s=starts)
-    ends = [_ends(spans, stream, start) for stream, start in enumerate(starts)]
+    spans = simulate(streams, costs, steps=_STEPS, layout=step.layout)
+    ends = [_ends(spans, stream) for stream in range(len(streams))]
     begin, end = max(passed[1] for passed in ends), min(passed[-1] for passed in ends)
     rows = [sum(group.rows for group in groups) for groups in step.groups]
     made = sum(
@@ -64,18 +63,9 @@ def _shares(spans: Sequence[Span], seconds: float) -> dict[str, float]:
     return shares
 
 
-def _starts(step: Step, streams: Sequence[Programs], costs: Costs) -> list[float]:
-    """When each stream begins. Streams of the same roots would run in lockstep if together."""
-    layout = step.layout
-    if layout.streams == 1 or len(set(layout.routes)) > 1:
-        return [0.0] * layout.streams
-    alone = max(span.end_s for span in simulate(streams[:1], costs))
-    return [alone * stream / layout.streams for stream in range(layout.streams)]
-
-
-def _ends(spans: Sequence[Span], stream: int, start: float) -> list[float]:
+def _ends(spans: Sequence[Span], stream: int) -> list[float]:
     """When `stream` began, and when each of its steps ended."""
-    ends = [start] * (_STEPS + 1)
+    ends = [0.0] * (_STEPS + 1)
     for span in spans:
         if span.stream == stream:
             ends[span.step + 1] = max(ends[span.step + 1], span.end_s)

@@ -1,8 +1,10 @@
 """Runs the programs of all ranks in virtual time.
 
-A rank has one lane a stream, one compute resource, which at every operation goes to the oldest step
-that can go on (of equal ones to the lowest stream), and two links, NVLink and network, each sending
-and receiving one transfer at a time. A lane runs its operations in order:
+A rank has one lane a stream, one compute resource, and two links, NVLink and network, each sending
+and receiving one transfer at a time. At every operation the resource goes to the oldest step that
+can go on (of equal ones to the lowest stream) or, given a layout, to the stream that
+`tknp.layout.turns` says, as in the engine; but a head is one operation here. A lane runs its
+operations in order:
 
     computation   waits for the rank's compute resource, holds it for its price
     send          posted; the lane goes on (`buffered`) or waits until it has arrived
@@ -22,15 +24,17 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
 from tknp.engine.times import part_of
 from tknp.errors import TknpError
+from tknp.layout.layout import Layout
 from tknp.layout.program import Kind, Op, Program, Transfer
 from tknp.layout.rank import Rank
+from tknp.layout.turns import Known, Turns
 from tknp.planner.prices import Prices
 from tknp.planner.spans import Span
 
@@ -74,11 +78,32 @@ class _Lane:
     def step(self) -> int:
         return self.at // len(self.program)
 
+    def known(self) -> Iterator[Known]:
+        """The step under way and the one behind it."""
+        if not self.over:
+            yield self.stream, self.step, self.op
+        if (self.step + 1) * len(self.program) < self.total:
+            yield self.stream, self.step + 1, None
+
 
 @dataclass
 class _Rank:
+    """`turns`: None where steps go by their age."""
+
+    turns: Turns | None
+    lanes: list[_Lane]
     busy: bool = False
-    ready: list[tuple[tuple[int, int], _Lane]] = field(default_factory=list)
+    ready: list[_Lane] = field(default_factory=list)
+
+    def next(self) -> _Lane | None:
+        """The lane that computes now; None if none is ready, or it is none's turn."""
+        if not self.turns:
+            return min(self.ready, key=lambda lane: (lane.step, lane.stream), default=None)
+        chosen = self.turns.choose(
+            (step for lane in self.lanes for step in lane.known()),
+            [(lane.stream, lane.step, lane.op) for lane in self.ready],
+        )
+        return next((lane for lane in self.ready if lane.stream == chosen), None)
 
 
 @dataclass(frozen=True)
@@ -101,18 +126,24 @@ def simulate(
     steps: int = 1,
     starts_s: Sequence[float] = (),
     buffered: bool = True,
+    layout: Layout | None = None,
 ) -> list[Span]:
     """What every rank of `streams` does in `steps` steps of each stream.
 
-    `streams[s]`: programs of stream s, which begins at `starts_s[s]`, or at 0. Raises Deadlock and
-    Mismatch.
+    `streams[s]`: programs of stream s, which begins at `starts_s[s]`, or at 0. `layout`: has every
+    rank's streams take turns. Raises Deadlock and Mismatch.
     """
-    return _Simulation(streams, prices, steps, buffered).run(starts_s)
+    return _Simulation(streams, prices, steps, buffered, layout).run(starts_s)
 
 
 class _Simulation:
     def __init__(
-        self, streams: Sequence[Programs], prices: Prices, steps: int, buffered: bool
+        self,
+        streams: Sequence[Programs],
+        prices: Prices,
+        steps: int,
+        buffered: bool,
+        layout: Layout | None,
     ) -> None:
         self._prices = prices
         self._buffered = buffered
@@ -124,7 +155,10 @@ class _Simulation:
         ]
         self._known = {lane.rank for lane in self._lanes}
         self._members = Counter((lane.stream, lane.rank.node) for lane in self._lanes)
-        self._ranks = {rank: _Rank() for rank in self._known}
+        self._ranks = {
+            rank: _Rank(_turns(layout, rank), [each for each in self._lanes if each.rank == rank])
+            for rank in self._known
+        }
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
         self._ends: defaultdict[tuple[Rank, Rank, int, str], deque[_End]] = defaultdict(deque)
@@ -165,14 +199,15 @@ class _Simulation:
             self._post(now, lane)
             return
         rank = self._ranks[lane.rank]
-        heapq.heappush(rank.ready, ((lane.step, lane.stream), lane))
+        rank.ready.append(lane)
         # All that becomes ready at one instant competes for the resource.
         self._at(now, lambda then: self._dispatch(then, rank))
 
     def _dispatch(self, now: float, rank: _Rank) -> None:
-        if rank.busy or not rank.ready:
+        lane = None if rank.busy else rank.next()
+        if lane is None:
             return
-        _, lane = heapq.heappop(rank.ready)
+        rank.ready.remove(lane)
         rank.busy = True
         seconds = self._prices.compute_s(lane.rank, lane.stream, lane.op)
         self._record(lane, lane.step, lane.op, now, seconds)
@@ -282,6 +317,7 @@ class _Simulation:
             self._record(lane, lane.step, lane.op, lane.posted_s, now - lane.posted_s, waited)
         lane.at += 1
         self._begin(now, lane)
+        self._dispatch(now, self._ranks[lane.rank])  # a visit may be over
 
     def _record(
         self, lane: _Lane, step: int, op: Op, start_s: float, seconds: float, waited_s: float = 0.0
@@ -289,3 +325,10 @@ class _Simulation:
         self.spans.append(
             Span(lane.rank, lane.stream, step, op.kind, op.layer, start_s, seconds, waited_s)
         )
+
+
+def _turns(layout: Layout | None, rank: Rank) -> Turns | None:
+    if layout is None or layout.streams == 1:
+        return None
+    samplers = [layout.sampler(stream) for stream in range(layout.streams)]
+    return Turns(layout.routes, samplers, rank.node)

@@ -142,18 +142,18 @@ def test_empty_block_holds_nothing() -> None:
     assert block.weight_bytes(Footprint((5, 5), 3, 3)) == 0
 
 
-@given(problems())
-def test_time_cut_has_the_shortest_longest_block(problem: Any) -> None:
+@given(problems(), st.sampled_from([0.0, 1.0]))
+def test_time_cut_has_the_shortest_longest_block(problem: Any, ratio: float) -> None:
     """Looking up embeddings is free; the head is not."""
     weights, memories, tied = problem
     head = weights.head + weights.embedding * tied
 
     def longest(blocks: tuple[Block, ...]) -> float:
-        per_byte = 1 + ATTENTION_RATIO
+        per_byte = 1 + ratio
         return max(sum(weights.layers[b.start : b.stop]) * per_byte + head * b.head for b in blocks)
 
     every = _every_cut(len(weights.layers), len(memories), tied=tied)
-    chosen = cut_time(weights, len(memories), tied=tied)
+    chosen = cut_time(weights, len(memories), tied=tied, attention_ratio=ratio)
     assert chosen in every
     assert longest(chosen) == min(map(longest, every))
 
@@ -174,7 +174,8 @@ def test_pipeline_cut_holds_the_most_tokens(problem: Any, more: int) -> None:
     if min(_budgets(weights, memories, cut(weights, memories, tied=tied))) > 0:
         assert tokens(chosen) == max(map(tokens, every))
     else:
-        assert chosen == cut_time(weights, len(memories), tied=tied)
+        alike = cut_time(weights, len(memories), tied=tied, attention_ratio=ATTENTION_RATIO)
+        assert chosen == alike
 
 
 @settings(max_examples=30)

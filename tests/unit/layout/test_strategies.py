@@ -137,7 +137,7 @@ def test_offset_microbatches_keep_one_copy_and_one_route(smollm2: Any) -> None:
     assert (layout.streams, len(layout.owners)) == (3, 3)
     sizes = [len(block.layers) for (block,) in layout.held]
     assert sum(sizes) == 30
-    assert sizes[0] < sizes[1] == sizes[2]
+    assert sizes[0] < sizes[1] <= sizes[2] <= sizes[1] + 1
 
 
 def test_replicas_hold_everything_and_share_nothing(smollm2: Any) -> None:

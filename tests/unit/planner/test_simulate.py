@@ -56,10 +56,14 @@ class Priced(Free):
         return self._exchange_s * (transfer.stop - transfer.start) * moved, 0.0
 
 
+@pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("options", POOLS, ids=str)
-def test_every_strategy_ends_on_the_worst_transport(options: dict[str, Any]) -> None:
-    streams = _streams(_layout(**options))
-    spans = simulate(streams, Priced(1.0, 1.0), steps=3, buffered=False)
+def test_every_strategy_ends_on_the_worst_transport(options: dict[str, Any], turns: bool) -> None:
+    layout = _layout(**options)
+    streams = _streams(layout)
+    spans = simulate(
+        streams, Priced(1.0, 1.0), steps=3, buffered=False, layout=layout if turns else None
+    )  # fmt: skip
     assert {(span.stream, span.step) for span in spans} == {
         (stream, step) for stream in range(len(streams)) for step in range(3)
     }
@@ -90,6 +94,20 @@ def test_one_resource_a_rank_and_one_transfer_a_link() -> None:
             (s.start_s, s.end_s) for s in spans if s.rank == rank and s.kind is Kind.ATTEND
         )
         assert all(before[1] <= after[0] for before, after in pairwise(attends))
+
+
+@pytest.mark.parametrize("delays", [(0.0, 0.0), (0.0, 1.5), (2.5, 0.0)])
+def test_offset_streams_that_begin_together_come_apart(delays: tuple[float, ...]) -> None:
+    """Dense work alone takes time, one second a layer: two of two nodes are busy all along."""
+
+    class Dense(Free):
+        def compute_s(self, rank: Rank, stream: int, op: Op) -> float:
+            return 1.0 if op.kind is Kind.PROJECT else 0.0
+
+    layout = _layout(nodes=2, tp=1, microbatches=2)
+    spans = simulate(_streams(layout), Dense(), steps=9, layout=layout, starts_s=delays)
+    layers, steps = CONFIG.layers, 9 * 2
+    assert max(s.end_s for s in spans) <= max(delays) + layers * (steps + 1) / 2
 
 
 def test_steps_of_a_stream_follow_each_other() -> None:
