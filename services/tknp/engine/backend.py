@@ -18,6 +18,7 @@ from tknp.attention.base import AttentionShape, DecodeAttention, RopeTable
 from tknp.attention.factory import decode_attention
 from tknp.attention.prefill import PrefillAttention
 from tknp.errors import InvalidValue
+from tknp.kernels.cores import keep_cores
 from tknp.kernels.decode import KernelDecodeAttention, check_rope
 from tknp.kernels.dense import KernelDense, check_family
 from tknp.kernels.layers import KernelLayers
@@ -56,6 +57,13 @@ class Backend:
     def prefill_attention(self) -> ChunkAttention:
         return PrefillAttention(self.shape, self.rope)
 
+    def keep_cores(self) -> tuple[int, ...]:
+        """Keep the threads that compute for the calling one in place, see `tknp.kernels.cores`.
+
+        For ranks with a process of their own. Returns their cores; empty if they are left alone.
+        """
+        return ()
+
 
 class KernelBackend(Backend):
     """The compiled CPU kernels, bfloat16."""
@@ -68,6 +76,9 @@ class KernelBackend(Backend):
 
     def prefill_attention(self) -> ChunkAttention:
         return KernelPrefillAttention(self.shape, self.rope)
+
+    def keep_cores(self) -> tuple[int, ...]:
+        return keep_cores()
 
 
 class KernelAttentionBackend(KernelBackend):

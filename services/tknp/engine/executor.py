@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tknp.engine.recorder import Recorder
-from tknp.engine.runs import Piece, Run, RunLayers
+from tknp.engine.runs import PARTS, Piece, Run, RunLayers
 from tknp.engine.sequence import SequenceOperations
 from tknp.engine.tensors import Tensors
 from tknp.engine.times import StepTimes
@@ -167,11 +167,12 @@ class Executor:
         if self._frame.layers is None:
             raise ProtocolError("nothing here computes whole layers but the program has some")
         self._tensors.x, seconds = self._frame.layers(run, self._tensors.x)
-        for op, spent in zip(run.ops, seconds, strict=True):
-            self.times.add(op, spent, 0.0)
-            if self._recorder.on:
+        for part, op in enumerate(run.ops[: len(PARTS)]):
+            self.times.add(op, sum(seconds[part :: len(PARTS)]), 0.0)
+        if self._recorder.on:
+            for op, spent in zip(run.ops, seconds, strict=True):
                 self._recorder.add(self._stream, op, began, spent, 0.0)
-            began += spent
+                began += spent
 
     @property
     def dense(self) -> Dense:

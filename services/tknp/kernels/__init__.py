@@ -7,6 +7,7 @@
     dense.py      KernelDense              twin: tknp.model.dense.TorchDense
     decode.py     KernelDecodeAttention    twin: tknp.attention.torch_cpu.TorchCpuAttention
     layers.py     KernelLayers             twin: those two, layer by layer
+    cores.py      keeps the threads of a rank that has all cores on one each
     prefill.py    KernelPrefillAttention   twin: tknp.attention.prefill.PrefillAttention
 
 Where `available()` says no (no g++, no AVX2, TKNP_KERNELS=off), callers take the twin and tell the

@@ -70,7 +70,8 @@ class NodeServer:
     ) -> None:
         addresses = pool.config.nodes[rank.node].addresses
         others = addresses[1:] if rank.t == 0 else ()
-        self.runtime = DecodeRuntime(pool, rank, connect_data_plane, clock)
+        alone = connect_data_plane is data_plane
+        self.runtime = DecodeRuntime(pool, rank, connect_data_plane, clock, alone=alone)
         self._siblings = [connect(address, security) for address in others]
         self._names = [TRACING_SERVICE]
         if pool.config.nodes[rank.node].role != "attention-owner":

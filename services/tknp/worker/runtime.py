@@ -51,11 +51,18 @@ class DecodeRuntime:
 
     `connect` gives the data plane: torch.distributed in a process of its own, or a hub where ranks
     are threads. `books`: pages of the whole node, at TP rank 0 of a node that owns requests.
+    `alone`: no other rank computes in this process.
     `submitted`, `stepped`: steps so far, of all streams. `warm`: set by the first that passed.
     """
 
     def __init__(
-        self, pool: Pool, rank: Rank, connect: Connect, clock: Callable[[], float]
+        self,
+        pool: Pool,
+        rank: Rank,
+        connect: Connect,
+        clock: Callable[[], float],
+        *,
+        alone: bool = False,
     ) -> None:
         self.pool = pool
         self.rank = rank
@@ -71,6 +78,7 @@ class DecodeRuntime:
             lambda: load_tokenizer(pool.checkpoint), model.vocab_size, model.eos_ids
         )
         self._connect = connect
+        self._alone = alone
         self._clock = clock
         self._transport: Transport | None = None
         self._dense: Dense | None = None
@@ -205,6 +213,10 @@ class DecodeRuntime:
             recorder=self.recorder, grammars=self.grammars,
         )  # fmt: skip
         self._lanes = Lanes(self._engine, self.device)
+        # Last, since threads that this one starts would stay on its core.
+        cores = self.backend.keep_cores() if self._alone else ()
+        if cores:
+            log.info("threads that compute stay on cores %s, one each", cores)
 
     def _stepped(self, step: Future[Outcome]) -> None:
         """On the engine thread, as soon as a step is over."""
