@@ -81,6 +81,7 @@ class _Target:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits 40 ms for its header's acknowledgement
     server_side: FakeServer
     query: dict[str, str]
 
