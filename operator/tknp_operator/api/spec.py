@@ -62,6 +62,8 @@ class Security(Part):
 class Drain(Part):
     seconds: Seconds = 30
     """How long open requests may go on when the pool is told to stop; others are replayed."""
+    surge: bool = True
+    """Start a changed pool beside the one that serves where hosts are free; drain after that."""
 
 
 class Timeouts(Part):

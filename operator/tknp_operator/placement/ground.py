@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,15 +53,15 @@ class Ground:
         return bool(rack) and rack == self.hosts[b.host].rack
 
 
-def slots(spec: Spec, hosts: Mapping[str, Host]) -> tuple[Slot, ...]:
-    """All slots of `hosts`, one of each host before the second of any.
+def slots(spec: Spec, hosts: Mapping[str, Host], taken: Collection[Slot] = ()) -> tuple[Slot, ...]:
+    """All slots of `hosts` but those `taken`, one of each host before the second of any.
 
     Without GPUs as many rounds as the pool needs: its nodes are spread evenly.
     """
-    needed = spec.decode.nodes + spec.decode.spare_nodes
+    needed = spec.decode.nodes + spec.decode.spare_nodes + len(taken)
     found: list[Slot] = []
     for number in range(max((host.slots for host in hosts.values()), default=0)):
         if spec.decode.device == "cpu" and len(found) >= needed:
             break
         found += [Slot(name, number) for name, host in hosts.items() if number < host.slots]
-    return tuple(found)
+    return tuple(slot for slot in found if slot not in taken)

@@ -12,7 +12,7 @@ not come back there. Refusals name the one thing that is missing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tknp_operator.api.spec import Spec
@@ -67,22 +67,29 @@ class Refused:
     remedy: str
 
 
-def place(spec: Spec, hosts: Sequence[Host], current: Sequence[Slot] = ()) -> Placement | Refused:
+def place(
+    spec: Spec, hosts: Sequence[Host], current: Sequence[Slot] = (), taken: Collection[Slot] = ()
+) -> Placement | Refused:
     """Choose a slot for each of `spec.decode.nodes` nodes.
 
-    `current`: slots of the pool as it runs, node 0 first; empty for a new one.
+    `current`: slots of the pool as it runs, node 0 first; empty for a new one. `taken`: those of
+    another one, beside which it is.
     """
     ordered = sorted(hosts, key=lambda host: host.name)
-    found = _place(spec, ordered, current, {"yes"})
+    found = _place(spec, ordered, current, taken, {"yes"})
     if isinstance(found, Refused) and current:
-        stayed = _place(spec, ordered, current, {"yes", "until replaced"})
+        stayed = _place(spec, ordered, current, taken, {"yes", "until replaced"})
         if isinstance(stayed, Placement) and stayed.slots == tuple(current):
             return stayed
     return found
 
 
 def _place(
-    spec: Spec, hosts: Sequence[Host], current: Sequence[Slot], stays: set[str]
+    spec: Spec,
+    hosts: Sequence[Host],
+    current: Sequence[Slot],
+    taken: Collection[Slot],
+    stays: set[str],
 ) -> Placement | Refused:
     count = spec.decode.nodes
     usable = {host.name: host for host in hosts if not host.unusable or host.stays in stays}
@@ -91,7 +98,7 @@ def _place(
         if slot.host in usable and slot.number < usable[slot.host].slots
         and slot not in current[:n]
     }  # fmt: skip
-    ground = _ground(spec, usable, kept)
+    ground = _ground(spec, usable, kept, taken)
     kept = {n: slot for n, slot in kept.items() if slot.host in ground.hosts}
     while (n := meeting(ground, kept)) is not None:  # it had one copy before
         del kept[ground.pairs[n]]
@@ -116,12 +123,14 @@ def _place(
     return Placement(nodes, held, tuple(warnings(ground, chosen, held)))
 
 
-def _ground(spec: Spec, usable: Mapping[str, Host], kept: Mapping[int, Slot]) -> Ground:
+def _ground(
+    spec: Spec, usable: Mapping[str, Host], kept: Mapping[int, Slot], taken: Collection[Slot]
+) -> Ground:
     """Hosts of one product: of those that suffice that of most kept nodes, else the scarcest."""
 
     def ground(hosts: Mapping[str, Host]) -> Ground:
         offered = {name: host for name, host in hosts.items() if not host.unusable}
-        return Ground(spec, hosts, slots(spec, offered))
+        return Ground(spec, hosts, slots(spec, offered, taken))
 
     if spec.decode.allow_mixed_products or not usable:
         return ground(usable)
@@ -129,8 +138,9 @@ def _ground(spec: Spec, usable: Mapping[str, Host], kept: Mapping[int, Slot]) ->
     room, apart = Counter[str](), Counter[str]()  # nodes that fit, and roots, half on one host
     stays = Counter(usable[slot.host].product for slot in kept.values())
     on = Counter(slot.host for slot in kept.values())
+    away = Counter(slot.host for slot in taken)
     for host in usable.values():
-        fit = on[host.name] if host.unusable else host.slots
+        fit = on[host.name] if host.unusable else max(host.slots - away[host.name], 0)
         room[host.product] += fit
         apart[host.product] += min(fit, half)
 

@@ -13,8 +13,10 @@ many rounds as it takes:
       memberships are ever behind one name
     3 ConfigMaps of old epochs go when no pod of them is left
 
-The gateway holds streams meanwhile and replays them. Each round plans from what it sees, so that an
-operator that died between two steps, or a second change in the midst of a first, is nothing new.
+Where hosts are free for a changed pool, the next epoch starts first, beside the one that serves,
+and step 1 comes once it is ready (`surge`). The gateway holds streams meanwhile and replays them.
+Each round plans from what it sees, so that an operator that died between two steps, or a second
+change in the midst of a first, is nothing new.
 """
 
 from tknp_operator.plan.observed import Observed, of_service

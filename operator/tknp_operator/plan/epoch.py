@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tknp_operator.api.service import Service
-from tknp_operator.api.spec import GROUP
-from tknp_operator.build.names import CLOSED
+from tknp_operator.build.names import CLOSED, EPOCH, NODE, ROLE
 from tknp_operator.build.network import coordinator_service
 from tknp_operator.build.pods import coordinator_pod, decode_pod, prefill_pod
 from tknp_operator.build.pool import compatibility, pool_file_map
@@ -15,7 +14,8 @@ from tknp_operator.plan.differ import applied, delete_pod
 from tknp_operator.plan.observed import Epoch, Observed, ending, finished, label, trouble
 from tknp_operator.plan.steps import Annotate, Create, Delete, Event, Step
 
-_ABRUPT_S = 5  # grace of pods whose requests are over
+CHANGED, RENEWED = "the specification has changed", "the pool's certificate has been renewed"
+ABRUPT_S = 5  # grace of pods whose requests are over
 
 
 def why_new(
@@ -31,24 +31,28 @@ def why_new(
     if current.closed:
         return current.closed
     if current.compatibility != wanted[0]:
-        return "the specification has changed"
+        return CHANGED
     if current.certificate and wanted[1] and current.certificate != wanted[1]:
-        return "the pool's certificate has been renewed"
+        return RENEWED
     moved = [n for n, (old, new) in enumerate(zip(current.slots, placed.slots, strict=False))
              if old != new]  # fmt: skip
     if moved or len(current.slots) != len(placed.slots):
         return f"node {moved[0]} has lost its host" if moved else "the number of nodes has changed"
-    pods = observed.pods(epoch=current.number)
-    for pod in pods:
-        if label(pod, f"{GROUP}/role") == "prefill":
+    return broken(observed, current, lost)
+
+
+def broken(observed: Observed, epoch: Epoch, lost: frozenset[str]) -> str:
+    """Which pod of an epoch is gone that can't be made again in it; empty: none."""
+    for pod in observed.pods(epoch=epoch.number):
+        if label(pod, ROLE) == "prefill":
             continue
         if pod["spec"].get("nodeName") in lost:
             return f"host {pod['spec']['nodeName']} of pod {pod['metadata']['name']} is lost"
         if ending(pod) or finished(pod):
             return f"pod {pod['metadata']['name']} is gone: {trouble(pod) or 'deleted or evicted'}"
-    if observed.pods("coordinator", current.number):  # made last, so that all have been made
-        seen = {label(pod, f"{GROUP}/node") for pod in observed.pods("decode", current.number)}
-        missing = [n for n in range(len(placed.nodes)) if str(n) not in seen]
+    if observed.pods("coordinator", epoch.number):  # made last, so that all have been made
+        seen = {label(pod, NODE) for pod in observed.pods("decode", epoch.number)}
+        missing = [n for n in range(len(epoch.slots)) if str(n) not in seen]
         if missing:
             return f"the pod of node {missing[0]} is gone"
     return ""
@@ -73,9 +77,16 @@ def turn(
         steps += [delete_pod(pod) for pod in coordinators if not ending(pod) and pod not in gone]
         return current
     number = (current.number if current else int(service.prior.get("epoch") or 0)) + 1
-    steps += [delete_pod(pod, _ABRUPT_S) for pod in observed.pods()
-              if label(pod, f"{GROUP}/role") != "gateway" and not ending(pod)
+    steps += [delete_pod(pod, ABRUPT_S) for pod in observed.pods()
+              if label(pod, ROLE) != "gateway" and not ending(pod)
               and pod not in gone]  # fmt: skip
+    return begin(service, number, placed, certificate, steps)
+
+
+def begin(
+    service: Service, number: int, placed: Placement, certificate: str, steps: list[Step]
+) -> Epoch:
+    """Write an epoch down, and tell where its nodes are and why."""
     steps.append(Create(pool_file_map(service, number, placed, certificate)))
     steps += [Event("Normal", "Placed", f"node {node.index} {node.reason}")
               for node in placed.nodes]  # fmt: skip
@@ -84,9 +95,9 @@ def turn(
 
 
 def members(
-    service: Service, observed: Observed, epoch: Epoch, placed: Placement
+    service: Service, observed: Observed, epoch: Epoch, placed: Placement, named: Epoch
 ) -> Iterable[Step]:
-    """Pods of the epoch, and the name of its coordinator."""
+    """Pods of the epoch; the coordinator's Service leads to that of `named`."""
     number = epoch.number
     wanted = [decode_pod(service, number, n, slot) for n, slot in enumerate(placed.slots)]
     wanted += [prefill_pod(service, number, p) for p in range(service.spec.prefill.replicas)]
@@ -94,28 +105,41 @@ def members(
     yield from (Create(pod) for pod in wanted
                 if observed.get("Pod", pod["metadata"]["name"]) is None)  # fmt: skip
     for pod in observed.pods("prefill", number):
-        index = int(label(pod, f"{GROUP}/node") or 0)
+        index = int(label(pod, NODE) or 0)
         if not ending(pod) and (index >= service.spec.prefill.replicas or finished(pod)):
             yield delete_pod(pod)
-    yield from applied(observed, [coordinator_service(service, number)])
+    yield from applied(observed, [coordinator_service(service, named.number)])
 
 
-def leftovers(observed: Observed, known: list[Epoch], current: Epoch) -> Iterable[Step]:
-    """Pods of other epochs, and ConfigMaps that nobody mounts any more."""
+def leftovers(
+    observed: Observed, known: list[Epoch], current: Epoch, lost: frozenset[str]
+) -> Iterable[Step]:
+    """Pods of epochs that have ended, once none of their coordinators drains; their ConfigMaps."""
     for epoch in known:
-        if epoch.number == current.number:
+        if epoch.number == current.number or not epoch.closed:
             continue
         pods = observed.pods(epoch=epoch.number)
-        yield from (delete_pod(pod, _ABRUPT_S) for pod in pods if not ending(pod))
+        drains = [pod for pod in observed.pods("coordinator", epoch.number)
+                  if pod["spec"].get("nodeName") not in lost]  # fmt: skip
+        for pod in drains or pods:
+            if pod["spec"].get("nodeName") in lost:
+                yield delete_pod(pod, 0)
+            elif not ending(pod):
+                yield delete_pod(pod, None if drains else ABRUPT_S)
         if not pods:
-            for config_map in observed.objects.get("ConfigMap", ()):
-                if label(config_map, f"{GROUP}/epoch") == str(epoch.number):
-                    meta = config_map["metadata"]
-                    yield Delete("ConfigMap", meta["name"], meta["uid"])
+            yield from forget(observed, epoch)
+
+
+def forget(observed: Observed, epoch: Epoch) -> Iterable[Step]:
+    """Delete what says that an epoch has been."""
+    for config_map in observed.objects.get("ConfigMap", ()):
+        if label(config_map, EPOCH) == str(epoch.number):
+            meta = config_map["metadata"]
+            yield Delete("ConfigMap", meta["name"], meta["uid"])
 
 
 def stop(service: Service, observed: Observed, known: list[Epoch]) -> Iterable[Step]:
     coordinators = observed.pods("coordinator")
     pods = coordinators or observed.pods()
     yield from (delete_pod(pod) for pod in pods
-                if not ending(pod) and label(pod, f"{GROUP}/role") != "gateway")  # fmt: skip
+                if not ending(pod) and label(pod, ROLE) != "gateway")  # fmt: skip

@@ -13,12 +13,13 @@ from tknp_operator.placement.layers import layout_of, too_small
 from tknp_operator.placement.place import Placement, Refused, place
 from tknp_operator.plan.basis import basis, hydration, lacking, shown
 from tknp_operator.plan.differ import applied, delete_pod
-from tknp_operator.plan.epoch import leftovers, members, stop, turn, why_new
+from tknp_operator.plan.epoch import begin, leftovers, members, stop, turn, why_new
 from tknp_operator.plan.gateway import gateway
 from tknp_operator.plan.hosts import lost_hosts, offered
 from tknp_operator.plan.observed import Epoch, Observed, ending, epochs
 from tknp_operator.plan.status import Outcome, status_of
 from tknp_operator.plan.steps import Event, Plan, SetFinalizers, SetStatus, Step
+from tknp_operator.plan.surge import go_on, room_beside, still_serving
 
 _SOON_S = 1.0
 
@@ -48,28 +49,51 @@ def plan(service: Service, observed: Observed, now: datetime) -> Plan:
                      None, current)  # fmt: skip
     if missing := lacking(service, observed):
         return _told(service, observed, now, steps, Outcome("NotPlaced", missing), None, current)
-    running_on = {slot.host for slot in current.slots} if current else set()
+    old = still_serving(known)
+    running_on = {slot.host for epoch in (old, current) if epoch for slot in epoch.slots}
     hosts, again_s = offered(service.spec, observed, running_on, now)
-    placed = _fitting(service, place(service.spec, hosts, current.slots if current else ()))
+    found = place(service.spec, hosts, current.slots if current else (), old.slots if old else ())
+    placed = _fitting(service, found)
     if isinstance(placed, Refused):
         outcome = Outcome("NotPlaced", f"{placed.missing}: {placed.remedy}")
         steps += gateway(service, observed, secret)
-        return _told(service, observed, now, steps, outcome, None, current, again_s)
+        return _told(service, observed, now, steps, outcome, None, old or current, again_s)
     if blocked:
         return _told(service, observed, now, steps, Outcome("Hydrating", blocked), placed,
                      current, 30.0)  # fmt: skip
     lost = lost_hosts(service.spec, observed, now)
     why = why_new(observed, current, (wanted_hash, shown_by(secret)), placed, lost)
-    if why:
-        outcome = Outcome("Changing", why)
-        current = turn(service, observed, known, placed, why, lost, steps, shown_by(secret))
-    else:
+    certificate = shown_by(secret)
+    if old is not None and current is not None:
+        outcome = go_on(service, observed, old, current, placed, why, lost, now, steps)
+        current = old if outcome.reason == "Surging" else current
+        steps += leftovers(observed, known[:-1], current, lost)
+    elif current is not None and not why:
         outcome = Outcome("", "")
-    if current is not None and (not why or current not in known):
-        steps += members(service, observed, current, placed)
-        steps += leftovers(observed, known, current)
+        steps += members(service, observed, current, placed, named=current)
+        steps += leftovers(observed, known, current, lost)
+    elif room := room_beside(service, observed, hosts, current, why, lost):
+        outcome, current = _surge(service, observed, known, room, certificate, steps)
+    else:
+        outcome = Outcome("Changing", why)
+        current = turn(service, observed, known, placed, why, lost, steps, certificate)
+        if current is not None and current not in known:
+            steps += members(service, observed, current, placed, named=current)
+            steps += leftovers(observed, known, current, lost)
     steps += gateway(service, observed, secret)
     return _told(service, observed, now, steps, outcome, placed, current, again_s)
+
+
+def _surge(
+    service: Service, observed: Observed, known: list[Epoch], room: Placement, certificate: str,
+    steps: list[Step],
+) -> tuple[Outcome, Epoch]:  # fmt: skip
+    """Begin the next epoch beside the present one, which goes on serving."""
+    present = known[-1]
+    following = begin(service, present.number + 1, room, certificate, steps)
+    steps += members(service, observed, following, room, named=present)
+    message = f"epoch {following.number} starts beside {present.number}"
+    return Outcome("Surging", message), present
 
 
 def _fitting(service: Service, placed: Placement | Refused) -> Placement | Refused:
@@ -96,7 +120,8 @@ def _told(
 ) -> Plan:  # fmt: skip
     """`steps`, and the status if it says anything new."""
     status = status_of(service, observed, now, outcome, placed, current)
-    if current is not None and placed is not None and current.slots == placed.slots:
+    where = current.slots if current is not None and outcome.reason != "Surging" else None
+    if placed is not None and where == placed.slots:
         steps += applied(observed, [membership_map(service, status)])
     prior = dict(service.prior)
     if status != prior:

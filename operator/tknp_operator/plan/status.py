@@ -34,7 +34,8 @@ def status_of(
     spec, number = service.spec, current.number if current else 0
     pods = {role: observed.pods(role, number) for role in ("decode", "coordinator", "prefill")}
     up = {role: sum(map(ready, found)) for role, found in pods.items()}
-    deciding = outcome.reason and outcome.reason != "Changing"
+    surging = outcome.reason == "Surging"
+    deciding = outcome.reason and outcome.reason not in ("Changing", "Surging")
     serves = (
         not deciding and up["decode"] >= spec.decode.nodes and up["coordinator"] > 0
         and up["prefill"] > 0 and outcome.reason != "Changing"
@@ -64,7 +65,7 @@ def status_of(
         ("Placed", outcome.reason not in _NOT_PLACED if placed or outcome.reason in _NOT_PLACED
          else None, "Placed" if placed else outcome.reason or "Unknown",
          "; ".join(placed.warnings) if placed else outcome.message),
-        ("Progressing", bool(not deciding and not serves), outcome.reason or
+        ("Progressing", bool(not deciding and (surging or not serves)), outcome.reason or
          ("Done" if serves else "Starting"), outcome.message if outcome.reason else missing),
         ("Ready", serves, "Serving" if serves else outcome.reason or "NotReady",
          f"epoch {number} serves" if serves else missing),
@@ -96,8 +97,9 @@ def _gateway(service: Service, observed: Observed) -> dict[str, int]:
 def _nodes(
     service: Service, pods: Sequence[Object], placed: Placement | None, outcome: Outcome
 ) -> list[dict[str, Any]]:
-    if placed is None:
-        return list(service.prior.get("nodes") or []) if outcome.reason == "NotPlaced" else []
+    if placed is None or outcome.reason == "Surging":  # what `placed` says is of another epoch
+        kept = outcome.reason in ("NotPlaced", "Surging")
+        return list(service.prior.get("nodes") or []) if kept else []
     layout = layout_of(service.spec, placed.memories)
     by_index = {label(pod, f"{GROUP}/node"): pod for pod in pods}
     return [
@@ -115,7 +117,7 @@ def _missing(
     service: Service, outcome: Outcome, pods: dict[str, list[Object]], up: dict[str, int]
 ) -> str:
     """What a pool waits for, in one line."""
-    if outcome.reason:
+    if outcome.reason and outcome.reason != "Surging":
         return outcome.message
     parts = [f"{up['decode']} of {service.spec.decode.nodes} decode nodes are ready"]
     if not up["coordinator"]:

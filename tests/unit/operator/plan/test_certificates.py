@@ -17,7 +17,10 @@ def secret(world: Any, name: str = "s-internal") -> dict[str, str]:
     return dict(data)
 
 
-def test_a_renewed_certificate_takes_the_pool_to_a_new_epoch_and_gateways_stay(world: Any) -> None:
+def test_a_renewed_certificate_takes_the_pool_to_a_new_epoch_and_gateways_stay(
+    make_world: Callable[..., Any], spec: dict[str, Any]
+) -> None:
+    world = make_world({**spec, "drain": {"surge": False}})
     world.settle()
     before, gateway = secret(world), world.objects["Deployment", "s-gateway"]
     world.later(243 * 86_400)
@@ -51,7 +54,7 @@ def test_an_epoch_of_an_older_operator_is_left_alone(world: Any) -> None:
 @pytest.fixture
 def theirs(make_world: Callable[..., Any], spec: dict[str, Any]) -> Any:
     """A pool whose certificate is in a Secret of somebody else's."""
-    spec["security"] = {"internalTlsSecret": "mine"}
+    spec |= {"security": {"internalTlsSecret": "mine"}, "drain": {"surge": False}}
     return make_world(spec)
 
 

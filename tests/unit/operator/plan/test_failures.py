@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tknp_operator.build.names import EPOCH, HASH
+from tknp_operator.build.names import CLOSED, EPOCH, HASH
 
 HAPPENINGS = ("pod", "node away", "node back", "node gone", "image", "replicas", "grow", "round",
               "reap", "start", "late")  # fmt: skip
@@ -73,9 +74,14 @@ def test_it_always_comes_to_rest_and_never_mixes(
 
 
 def unmixed(world: Any) -> None:
-    """One coordinator at a time, one hash in an epoch, one epoch behind the coordinator's name."""
-    assert len(world.pods("coordinator")) <= 1
+    """One hash in an epoch, one epoch behind the coordinator's name, one node on a slot."""
     assert len(world.behind_coordinator()) <= 1
+    open_ones = [o for (kind, name), o in world.objects.items() if kind == "ConfigMap"
+                 and EPOCH in o["metadata"]["labels"]
+                 and CLOSED not in (o["metadata"].get("annotations") or {})]  # fmt: skip
+    assert len(open_ones) <= 2  # one that serves, one that starts beside it
+    slots = [(s[0], s[1]) for o in open_ones for s in json.loads(o["data"]["slots.json"])]
+    assert len(slots) == len(set(slots))  # no GPU for two nodes
     hashes: dict[str, set[str]] = {}
     for pod in world.pods().values():
         meta = pod["metadata"]

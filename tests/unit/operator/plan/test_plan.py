@@ -95,7 +95,10 @@ def test_cordon_and_taint_move_nothing_that_has_nowhere_to_go(world: Any) -> Non
     assert world.tick() == []  # there is no better place
 
 
-def test_a_change_of_the_pool_drains_first_and_never_mixes(world: Any) -> None:
+def test_a_change_of_the_pool_drains_first_and_never_mixes(
+    make_world: Callable[..., Any], spec: dict[str, Any]
+) -> None:
+    world = make_world({**spec, "drain": {"surge": False}})
     world.settle()
     world.service["spec"]["image"] = "tknp:2"
     world.service["metadata"]["generation"] = 2
@@ -114,7 +117,7 @@ def test_a_change_of_the_pool_drains_first_and_never_mixes(world: Any) -> None:
 def test_prefill_comes_and_goes_within_an_epoch(
     make_world: Callable[..., Any], spec: dict[str, Any]
 ) -> None:
-    spec["prefill"] = {"replicas": 1, "maxReplicas": 3}
+    spec |= {"prefill": {"replicas": 1, "maxReplicas": 3}, "drain": {"surge": False}}
     world = make_world(spec)
     world.settle()
     world.service["spec"]["prefill"]["replicas"] = 3
