@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx2
 import pytest
 import pytest_asyncio
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
@@ -60,15 +61,26 @@ async def test_a_refusal_names_the_field(target: str) -> None:
     assert [violation.field for violation in bad.field_violations] == ["temperature"]
 
 
-async def test_a_full_queue_says_when_to_come_again(target: str) -> None:
+async def test_a_full_queue_says_when_to_come_again(
+    target: str, serving: Callable[..., Any]
+) -> None:
+    """On the coordinator's own port, and behind a gateway."""
     endless = request_for("x", Sampling(max_tokens=100_000))
-    async with Client(target) as client, aio.insecure_channel(target) as channel:
+    async with (
+        Client(target) as client, aio.insecure_channel(target) as channel,
+        serving(target) as served, httpx2.AsyncClient(base_url=served.url, timeout=60) as http,
+    ):  # fmt: skip
         streams = [client.generate(endless) for _ in range(2)]  # one runs, one waits
         for stream in streams:
             assert (await anext(stream)).HasField("accepted")
         await anext(streams[0])
         with pytest.raises(aio.AioRpcError) as raised:
             [response async for response in InferenceStub(channel).Generate(endless)]
+        for more in ({}, {"stream": True}):
+            body = {"model": "speaker", "prompt": "x", "max_tokens": 4, **more}
+            refused = await http.post("/v1/completions", json=body)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) > 0
         for stream in streams:
             await stream.aclose()
     assert raised.value.code() == StatusCode.RESOURCE_EXHAUSTED
