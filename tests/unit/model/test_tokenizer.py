@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,3 +110,22 @@ def test_tokenizer_of_another_model_is_refused(
         shutil.copy(file, small)
     with pytest.raises(CheckpointError, match="259 ids, the embedding 200 rows"):
         load_tokenizer(open_checkpoint(small))
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(tokenizer: Tokenizer) -> None:
+    """Under Python's lock they would have a turn or two."""
+    done, turns = threading.Event(), 0
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not done.wait(0.0005):
+            turns += 1
+
+    beside = threading.Thread(target=take_turns)
+    beside.start()
+    try:
+        assert len(tokenizer.encode("the river of thought " * 20_000)) > 20_000
+    finally:
+        done.set()
+        beside.join()
+    assert turns > 10
