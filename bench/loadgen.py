@@ -6,17 +6,19 @@
     lag       Poisson arrivals at 1,000/s of one-token requests: how late they leave, and the rate
     burst     128 prompts of 32,898 ids released together: first to last
     chunks    what a chunk costs the client's core: seconds of CPU over chunks received
-    memory    growth of the worker a request of 1,024 tokens, at 2,000 requests
+    memory    growth of the worker a request of 1,024 tokens, at 2,000 requests open at once
     beside    GuideLLM, if found, on the same arrivals: lag and CPU a request as ratios
 
-Each is measured over HTTP and gRPC, by one worker process. With two cores the server takes the
-other one; on a busy machine lag is that of its scheduler.
+Each is measured over HTTP and gRPC, by one worker process. The server has the last core to itself,
+as a server has a machine, and all clients share the others; how much of its core it used is a row,
+because a server that can't keep up delays its client. On a busy machine lag is the scheduler's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -41,21 +43,39 @@ from tknp_loadgen.trace.lengths import Lengths
 
 RATE = 1000.0
 APIS = ("http", "grpc")
+ALL_CORES = os.sched_getaffinity(0)
+
+
+def cores() -> tuple[set[int], set[int]]:
+    """Those of clients, and that of the server: the same one where there is only one."""
+    *ours, last = sorted(ALL_CORES)
+    return set(ours or [last]), {last}
+
+
+def processor_s(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def echo(ttft_ms: float, itl_ms: float) -> Iterator[Mapping[str, str]]:
-    """Targets of an echo server by API."""
+def echo(ttft_ms: float, itl_ms: float, tokens: int = 1) -> Iterator[Mapping[str, str]]:
+    """Targets of an echo server by API, and its process under "pid". `tokens`: of a chunk."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tknp_loadgen.cli.main", "echo", "--ttft-ms", str(ttft_ms),
-         "--itl-ms", str(itl_ms)],
+         "--itl-ms", str(itl_ms), "--tokens-per-chunk", str(tokens)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
+        os.sched_setaffinity(process.pid, cores()[1])
         if process.stdout is None:
             raise RuntimeError("the echo server has no output")
         ports = json.loads(process.stdout.readline())
-        yield {"http": f"http://{ports['http']}/v1", "grpc": f"grpc://{ports['grpc']}"}
+        yield {
+            "http": f"http://{ports['http']}/v1",
+            "grpc": f"grpc://{ports['grpc']}",
+            "pid": str(process.pid),
+        }
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
@@ -76,8 +96,11 @@ def run(made: Trace, url: str) -> Mapping[str, Any]:
     return summary
 
 
-def lag(url: str, api: str, seconds: float) -> list[Row]:
-    summary = run(trace(Arrivals("poisson", rate=RATE), round(RATE * seconds), 16, 1), url)
+def lag(url: str, api: str, seconds: float, server: int) -> list[Row]:
+    made = trace(Arrivals("poisson", rate=RATE), round(RATE * seconds), 16, 1)
+    before_s = processor_s(server)
+    summary = run(made, url)
+    server_s = processor_s(server) - before_s
     values = summary["client_lag_ms"]
     (worker,) = summary["client"]["workers"]
     name = f"{api}: {RATE:.0f} requests/s"
@@ -87,6 +110,7 @@ def lag(url: str, api: str, seconds: float) -> list[Row]:
         Row(f"{name}, rate error", summary["rate_error_ratio"], "",
             target=Target("ours", most=0.001)),
         Row(f"{name}, CPU a request", worker["cpu_ratio"] / RATE * 1e6, "us"),
+        Row(f"{name}, share of the server's core", server_s / worker["wall_s"], ""),
     ]  # fmt: skip
 
 
@@ -138,13 +162,14 @@ def memory(url: str, api: str) -> list[Row]:
 
 def main() -> None:
     options = parser(__doc__).parse_args()
+    os.sched_setaffinity(0, cores()[0])
     rows = []
     seconds = 5.0 if options.quick else 60.0
     for attempt in range(tries(options, 1)):
         for api in APIS:
             note(f"{api}, try {attempt + 1}")
             with echo(1.0, 0.0) as targets:
-                rows += lag(targets[api], api, seconds)
+                rows += lag(targets[api], api, seconds, int(targets["pid"]))
                 rows += burst(targets[api], api)
                 if api == "http":
                     for rate in (50.0, 300.0):
@@ -152,7 +177,7 @@ def main() -> None:
             with echo(5.0, 5.0) as targets:
                 rows += chunks(targets[api], api, 50 if options.quick else 200)
             if not options.quick:
-                with echo(5.0, 0.0) as targets:
+                with echo(5.0, 0.0, tokens=8) as targets:
                     rows += memory(targets[api], api)
     finish("Load generator", rows, options)
 

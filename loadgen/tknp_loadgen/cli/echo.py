@@ -8,6 +8,7 @@ import signal
 
 import click
 
+from tknp_loadgen import loops
 from tknp_loadgen.echo.grpc_server import GrpcEcho
 from tknp_loadgen.echo.http import HttpEcho
 from tknp_loadgen.echo.script import steady
@@ -44,4 +45,4 @@ def command(
 
     Prints its addresses as one line of JSON, and at the end what it saw.
     """
-    asyncio.run(_serve(http_port, grpc_port, ttft_ms / 1e3, itl_ms / 1e3, tokens_per_chunk))
+    loops.run(_serve(http_port, grpc_port, ttft_ms / 1e3, itl_ms / 1e3, tokens_per_chunk))

@@ -20,11 +20,13 @@ _REASONS = {
     "length": common_pb2.FINISH_REASON_LENGTH,
     "stop": common_pb2.FINISH_REASON_STOP,
 }
-# Beyond 1,000 requests that Python has not looked at yet, gRPC would answer CANCELLED by itself.
+# gRPC would answer CANCELLED by itself beyond 1,000 requests that Python has not looked at yet, or
+# to those that it has not looked at for 30 s.
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.server.max_pending_requests", 1_000_000),
     ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
+    ("grpc.server_max_unrequested_time_in_server", 3600),
 )
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tknp_loadgen.exact import Integers
 from tknp_loadgen.target.base import Clock, Target
 from tknp_loadgen.trace.prompts import Prompts
 
@@ -18,7 +19,7 @@ class Payloads:
     """Encoded requests of `rows`, which are taken in that order."""
 
     def __init__(
-        self, rows: Sequence[int], outputs: Sequence[int], prompts: Prompts, target: Target,
+        self, rows: Sequence[int], outputs: Integers, prompts: Prompts, target: Target,
         clock: Clock, budget_bytes: int = BUDGET_BYTES,
     ) -> None:  # fmt: skip
         """`outputs`: output tokens of every row of the trace."""

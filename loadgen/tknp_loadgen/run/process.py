@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tknp_loadgen import loops
 from tknp_loadgen.errors import Exit, LoadError
 from tknp_loadgen.run.plan import WorkerPlan
 from tknp_loadgen.run.timer import make_timer
@@ -83,7 +84,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and `timeout` signal the group:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides what that means
     try:
-        asyncio.run(_main())
+        loops.run(_main())
     except LoadError as error:
         say(failed=str(error), exit=int(error.exit))
     except Failure as error:

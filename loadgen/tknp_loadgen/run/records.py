@@ -10,13 +10,15 @@ while requests end, so that whatever stops a run leaves what was measured.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tknp_loadgen.target.base import Clock, Ending
+from tknp_loadgen.target.base import Call, Clock, Ending
 
 CHUNK = struct.Struct("<qIH")
 MOST_TOKENS = 65535  # of one entry
@@ -63,8 +65,12 @@ class Request:
     wanted_tokens: int
     clock: Clock
     files: Files
+    on_end: Callable[[Request, Ending | None, str], None]  # an ending, or a reason
     answer: str | None = None
-    permitted_ns: int = 0  # when --max-concurrency let it go
+    call: Call | None = None  # while it is open
+    timers: tuple[asyncio.TimerHandle, ...] = ()
+    permitted: bool = False
+    permitted_ns: int = 0  # when --max-concurrency let it go; 0 without
     released_ns: int = 0
     first_ns: int = 0
     last_ns: int = 0
@@ -73,7 +79,7 @@ class Request:
     chunks: int = 0
     max_gap_ns: int = 0
     retries: int = 0
-    pieces: list[str] = field(default_factory=list)
+    pieces: list[str] | None = None
 
     def released(self) -> None:
         if not self.released_ns:
@@ -96,7 +102,14 @@ class Request:
 
     def text(self, piece: str) -> None:
         if self.answer is not None:
+            self.pieces = self.pieces or []
             self.pieces.append(piece)
+
+    def ended(self, ending: Ending) -> None:
+        self.on_end(self, ending, "")
+
+    def failed(self, reason: str) -> None:
+        self.on_end(self, None, reason)
 
     @property
     def lag_ns(self) -> int:
@@ -151,7 +164,7 @@ class Request:
         if self.retries:
             said["retries"] = self.retries
         if self.answer is not None:
-            said["answer_found"] = self.answer in "".join(self.pieces)
+            said["answer_found"] = self.answer in "".join(self.pieces or ())
         if reason:
             said["error"] = reason
         return said

@@ -13,8 +13,8 @@ from tknp_loadgen.run.plan import Load
 from tknp_loadgen.target.factory import TargetSettings
 from tknp_loadgen.trace.format import Trace
 
-REQUESTS_A_CORE = 500  # a second; above it, or
-TOKENS_A_CORE = 5000  # above this, another process is started
+REQUESTS_A_CORE = 1000  # a second; above it, or
+TOKENS_A_CORE = 10_000  # above this, another process is started
 
 
 @dataclass(frozen=True)

@@ -152,8 +152,9 @@ class _Run:
             self._tell(process, json.dumps({"release_ns": self.release_ns}))
 
     async def finish(self) -> None:
-        """Until every worker is done."""
+        """Until every worker is done, and gone by itself."""
         await self._all(self._readers)
+        await asyncio.gather(*(process.wait() for process in self._workers))
 
     def interrupt(self) -> None:
         if self.stopped == "interrupted":

@@ -1,14 +1,17 @@
 """What the runner asks of a server's API.
 
     encode    prompt -> bytes, before release; may take milliseconds
-    send      bytes -> tokens told to a Sink as they arrive -> Ending, or Failure
+    begin     bytes -> socket, at once -> a Call; a Sink is told what comes back, and how it ends
 
-A target stamps what it receives before it looks inside: `at_ns` is taken first, parsing comes
-after. Cancelling `send` ends the request on the server.
+Nothing is awaited between a deadline and the socket: `begin` is called by the timer and writes to
+an open connection before it returns, and a Sink is told of tokens by the callback that read them.
+A task for each request would cost a turn of the event loop both ways. A target stamps what it
+receives before it looks inside: `at_ns` is taken first, parsing comes after.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,7 +46,7 @@ class Ending:
 
 
 class Sink(Protocol):
-    """Where a request's progress goes."""
+    """Where a request's progress goes. Exactly one of `ended` and `failed` is told, once."""
 
     def released(self) -> None:
         """The request has just been handed to the transport."""
@@ -56,6 +59,19 @@ class Sink(Protocol):
 
     def retried(self) -> None:
         """A connection that the server had closed was replaced; the request went out again."""
+
+    def ended(self, ending: Ending) -> None:
+        """The stream is complete."""
+
+    def failed(self, reason: str) -> None:
+        """It will not be. The reason is never empty."""
+
+
+class Call(Protocol):
+    """A request under way."""
+
+    def cancel(self) -> None:
+        """End it on the server too; the sink hears nothing more."""
 
 
 class Target(Protocol):
@@ -71,7 +87,27 @@ class Target(Protocol):
     def encode(self, prompt: Prompt, output_tokens: int) -> bytes:
         """A request that makes the server answer with `output_tokens` tokens."""
 
-    async def send(self, payload: bytes, sink: Sink) -> Ending:
-        """Send and receive until the stream has ended; raises Failure."""
+    def begin(self, payload: bytes, sink: Sink) -> Call:
+        """Send now. What goes wrong is told to the sink, maybe before this ends; never raised."""
 
     async def close(self) -> None: ...
+
+
+class Unmeasured:
+    """A Sink for warm-up: only its end matters. In a running event loop."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def released(self) -> None: ...
+    def retried(self) -> None: ...
+    def tokens(self, count: int, at_ns: int) -> None: ...
+    def text(self, piece: str) -> None: ...
+
+    def ended(self, ending: Ending) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def failed(self, reason: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(Failure(reason))

@@ -43,15 +43,14 @@ def open_target(settings: TargetSettings, clock: Clock) -> Target:
     scheme, _, address = settings.url.partition("://")
     token = _read(settings.token_file).decode().strip() if settings.token_file else None
     ca = _read(settings.tls_ca) if settings.tls_ca else None
+    secure = scheme in ("grpcs", "https")
+    tls = ssl.create_default_context(cadata=ca.decode() if ca else None) if secure else None
     if scheme.startswith("grpc"):
         from tknp_loadgen.target.tknp_grpc import TknpGrpc
 
-        secure = scheme == "grpcs"
-        return TknpGrpc(address, clock, (ca or _system_ca()) if secure else None, token,
-                        settings.ignore_eos)  # fmt: skip
+        return TknpGrpc(address, clock, tls, token, settings.ignore_eos)
     from tknp_loadgen.target.openai_http import HttpSettings, OpenAiHttp
 
-    tls = ssl.create_default_context(cadata=ca.decode()) if ca else None
     return OpenAiHttp(
         HttpSettings(settings.url, settings.model, settings.chat, settings.ignore_eos,
                      settings.chunk_usage, token, tls, settings.extra), clock,
@@ -63,11 +62,3 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise FileError(path, 0, f"can't be read: {error}") from error
-
-
-def _system_ca() -> bytes:
-    """The certificates that this system trusts, for gRPC, which has its own list otherwise."""
-    context = ssl.create_default_context()
-    return "".join(
-        ssl.DER_cert_to_PEM_cert(der) for der in context.get_ca_certs(binary_form=True)
-    ).encode()

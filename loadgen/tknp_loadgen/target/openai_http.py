@@ -8,6 +8,7 @@ that event nor `[DONE]` nor an empty delta moves any time.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tknp_loadgen.errors import InputError
-from tknp_loadgen.target.base import Clock, Ending, Failure, Sink
+from tknp_loadgen.target.base import Call, Clock, Ending, Failure, Sink
 from tknp_loadgen.target.http1 import Connection, Lost, Pool
 from tknp_loadgen.target.sse import Events
 from tknp_loadgen.trace.prompts import Prompt
@@ -88,38 +89,91 @@ class OpenAiHttp:
         encoded = json.dumps(body, separators=(",", ":")).encode()
         return f"{self._head}\r\ncontent-length: {len(encoded)}\r\n\r\n".encode() + encoded
 
-    async def send(self, payload: bytes, sink: Sink) -> Ending:
-        connection = await self._pool.acquire()
-        try:
-            try:
-                return await self._exchange(connection, payload, sink)
-            except Lost as lost:
-                if not lost.unanswered or not connection.pooled:
-                    raise
-            # The server gave up an idle connection just when it was used: nothing has happened.
-            self._pool.release(connection)
-            sink.retried()
-            connection = await self._pool.acquire()
-            return await self._exchange(connection, payload, sink)
-        except BaseException:
-            connection.abort()
-            raise
-        finally:
-            self._pool.release(connection)
-
-    async def _exchange(self, connection: Connection, payload: bytes, sink: Sink) -> Ending:
-        stream = _Stream(sink)
-        done = connection.start(payload, stream.feed)
-        sink.released()
-        await done
-        return stream.end()
+    def begin(self, payload: bytes, sink: Sink) -> Call:
+        exchange = _Exchange(self._pool, payload, sink)
+        exchange.start()
+        return exchange
 
     async def close(self) -> None:
         await self._pool.close()
 
 
+class _Exchange:
+    """One request and its response; a second try where the server gave up an idle connection."""
+
+    __slots__ = ("_connection", "_opening", "_payload", "_pool", "_retried", "_sink", "_stream")
+
+    def __init__(self, pool: Pool, payload: bytes, sink: Sink) -> None:
+        self._pool, self._payload, self._sink = pool, payload, sink
+        self._stream = _Stream(sink)
+        self._connection: Connection | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._retried = False
+
+    def start(self) -> None:
+        connection = self._pool.take()
+        if connection is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open())
+        else:
+            self._send(connection)
+
+    def cancel(self) -> None:
+        connection, opening = self._connection, self._opening
+        self._connection = self._opening = None
+        if connection is not None:
+            connection.abort()
+        if opening is not None:
+            opening.cancel()
+
+    # http1.Response
+
+    def body(self, data: bytes, at_ns: int) -> None:
+        self._payload = b""  # the server has it: it will not be sent again
+        self._stream.feed(data, at_ns)
+
+    def complete(self) -> None:
+        self._connection = None
+        try:
+            ending = self._stream.end()
+        except Failure as failure:
+            self._sink.failed(str(failure))
+        else:
+            self._sink.ended(ending)
+
+    def failed(self, failure: Failure) -> None:
+        connection, self._connection = self._connection, None
+        given_up = isinstance(failure, Lost) and failure.unanswered
+        if given_up and connection is not None and connection.pooled and not self._retried:
+            # The server gave up an idle connection just when it was used: nothing has happened.
+            self._retried = True
+            self._sink.retried()
+            self.start()
+        else:
+            self._sink.failed(str(failure))
+
+    def _send(self, connection: Connection) -> None:
+        if not connection.usable:  # it did not live to be used
+            self.failed(Lost("the server closed the connection at once", unanswered=True))
+            return
+        self._connection = connection
+        connection.start(self._payload, self)
+        self._sink.released()
+
+    async def _open(self) -> None:
+        try:
+            connection = await self._pool.connect()
+        except Failure as failure:
+            self._opening = None
+            self._sink.failed(str(failure))
+        else:
+            self._opening = None
+            self._send(connection)
+
+
 class _Stream:
     """One response: what its events say."""
+
+    __slots__ = ("_closed", "_counted", "_events", "_finish", "_sink", "_usage")
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

@@ -6,6 +6,8 @@ from __future__ import annotations
 class Events:
     """Bytes in, whole events' data out. Events may be cut anywhere, and of any size."""
 
+    __slots__ = ("_rest",)
+
     def __init__(self) -> None:
         self._rest = b""
 

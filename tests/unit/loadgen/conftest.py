@@ -103,8 +103,9 @@ class VirtualTime:
         """A request has reached the server."""
         self._expected = self._stamps
 
-    async def until(self, deadline_ns: int) -> None:
+    def at(self, deadline_ns: int, callback: Callable[[], None]) -> None:
         self.now_ns = max(self.now_ns, deadline_ns)
+        asyncio.get_running_loop().call_soon(callback)
 
     def close(self) -> None: ...
 

@@ -14,7 +14,7 @@ from tknp_loadgen.echo.script import Received, Script, Step
 from tknp_loadgen.measure.percentile import distribution
 from tknp_loadgen.run.plan import Load, WorkerPlan
 from tknp_loadgen.run.worker import Worker
-from tknp_loadgen.target.base import Ending, Sink
+from tknp_loadgen.target.base import Call, Ending, Sink
 from tknp_loadgen.target.factory import TargetSettings
 from tknp_loadgen.target.http1 import SPARE
 from tknp_loadgen.trace.prompts import Prompt
@@ -103,19 +103,25 @@ class SlowToSend:
     def clock(self) -> int:
         return self.now_ns
 
-    async def until(self, deadline_ns: int) -> None:
-        await asyncio.sleep(0)
-        self.now_ns = max(self.now_ns, deadline_ns)
+    def at(self, deadline_ns: int, callback: Callable[[], None]) -> None:
+        def arrive() -> None:
+            self.now_ns = max(self.now_ns, deadline_ns)
+            callback()
+
+        asyncio.get_running_loop().call_soon(arrive)
 
     async def open(self, connections: int) -> None: ...
     def encode(self, prompt: Prompt, output_tokens: int) -> bytes:
         return b"x"
 
-    async def send(self, payload: bytes, sink: Sink) -> Ending:
+    def begin(self, payload: bytes, sink: Sink) -> Call:
         self.now_ns += self._cost_ns
         sink.released()
         sink.tokens(1, self.now_ns)
-        return Ending("length", 1)
+        sink.ended(Ending("length", 1))
+        return self
+
+    def cancel(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -137,7 +143,7 @@ async def test_deadlines_are_absolute(
     done = await worker.run(0)
     assert done["released"] == 100
     assert worker.progress()["statuses"] == {"ok": 100}
-    lags_ms = sorted(worker._recent["lag_ms"])
+    lags_ms = sorted(worker._ledger._recent["lag_ms"])
     assert lags_ms[-1] == pytest.approx(latest_ms)
 
 
