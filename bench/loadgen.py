@@ -6,7 +6,7 @@
     lag       Poisson arrivals at 1,000/s of one-token requests: how late they leave, and the rate
     burst     128 prompts of 32,898 ids released together: first to last
     chunks    what a chunk costs the client's core: seconds of CPU over chunks received
-    memory    growth of the worker a request of 1,024 tokens, at 2,000 requests open at once
+    memory    growth of the worker a request of 1,024 tokens in chunks of 8, over 2,000 requests
     beside    GuideLLM, if found, on the same arrivals: lag and CPU a request as ratios
 
 Each is measured over HTTP and gRPC, by one worker process. The server has the last core to itself,

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` on uvloop, whose turns cost a third of asyncio's, where it is installed."""
+    """`asyncio.run`, on uvloop where that is installed."""
     try:
         from uvloop import new_event_loop
     except ImportError:

@@ -2,10 +2,9 @@
 
 asyncio's own timers are late by up to a millisecond, because epoll counts milliseconds. A timerfd
 wakes the loop within microseconds of an absolute monotonic time, and calls what is due in the same
-turn: no future, no task in between. What is left of the way from the kernel's timer to Python (an
-idle core takes 50 to 100 us to wake) is hidden by waking that much earlier and looking at the clock
-until the time has come. Where there is no timerfd (other systems than Linux) the last millisecond
-is waited out by polling.
+turn: no future, no task in between. What is left of the way from the kernel's timer to Python is
+hidden by waking `EARLY_NS` earlier and looking at the clock until the time has come. Where there is
+no timerfd (other systems than Linux) the last millisecond is waited out by polling.
 """
 
 from __future__ import annotations
