@@ -5,7 +5,9 @@
             -> pick: the ready one of a model with the least to do
 
 A pool is asked for as long as it is named. One that doesn't answer, or says that it is not ready,
-gets no requests until it does; what runs there is the business of `tknp.gateway.generation`.
+gets no requests until it does; what runs there is the business of `tknp.gateway.generation`. One
+that drains is left to its streams, and its address dialled anew: a Service may lead to another one
+by now.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tknp.client import Client
 from tknp.errors import InvalidValue, TknpError, Unavailable
+from tknp.v1.common_pb2 import Phase
 from tknp.v1.coordinator_pb2 import Status
 from tknp.v1.inference_pb2 import GetModelResponse
 
@@ -50,6 +53,11 @@ class Upstream:
     @property
     def ready(self) -> bool:
         return self.model is not None and not self.error
+
+    @property
+    def drains(self) -> bool:
+        """Whether it said last that it takes no more requests and ends those that it has."""
+        return self.status is not None and self.status.phase == Phase.PHASE_DRAINING
 
     @property
     def load(self) -> int:
@@ -100,6 +108,7 @@ class Pools:
         self._clock = clock
         self._served_s = float("-inf")
         self._upstreams: dict[str, Upstream] = {}
+        self._left: list[Upstream] = []  # those that drain
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -133,7 +142,7 @@ class Pools:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for upstream in self.upstreams:
+        for upstream in (*self.upstreams, *self._left):
             await upstream.client.close()
 
     def check(self) -> None:
@@ -204,7 +213,16 @@ class Pools:
             await self._look()
 
     async def _look(self) -> None:
+        for upstream in [left for left in self._left if left.inflight == 0]:
+            self._left.remove(upstream)
+            await upstream.client.close()
         await asyncio.gather(*(upstream.look() for upstream in self.upstreams))
+        for upstream in [upstream for upstream in self.upstreams if upstream.drains]:
+            self._left.append(upstream)
+            following = Upstream(upstream.target, self._connect(upstream.target))
+            following.model = upstream.model  # which is listed until it is asked anew
+            self._upstreams[upstream.target] = following
+            await following.look()
         if self.ready:
             self._served_s = self._clock()
         self._changed.set()
