@@ -24,13 +24,15 @@ demo: $(VENV)/demo.stamp ## start a pool on this machine, watch it answer, stop 
 	$(BIN)/tknp demo $(ARGS)
 
 # Many tests run several ranks at once, as threads or processes. One OpenMP thread a rank is faster
-# than all of them fighting over few cores; tests of thread counts set their own.
+# than all of them fighting over few cores; tests of thread counts set their own. Those threads sleep
+# while they wait, since another worker's could run meanwhile.
+THREADS = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(VENV)/dev.stamp ## run the tests by WORKERS=2 processes; ARGS go to pytest
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not full and not soak" $(ARGS)
+	$(THREADS) $(BIN)/python -m pytest $(PARALLEL) -m "not full and not soak" $(ARGS)
 
 test-full: $(VENV)/dev.stamp ## run the tests and every further combination
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not soak" $(ARGS)
+	$(THREADS) $(BIN)/python -m pytest $(PARALLEL) -m "not soak" $(ARGS)
 
 test-k8s: $(VENV)/dev.stamp ## run the Kubernetes tests on the cluster of KUBECONFIG too, see tests/k8s/conftest.py
 	$(BIN)/python -m pytest -m k8s tests/k8s $(ARGS)
