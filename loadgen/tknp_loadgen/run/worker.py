@@ -29,12 +29,14 @@ from tknp_loadgen.run.payloads import Payloads
 from tknp_loadgen.run.plan import WorkerPlan
 from tknp_loadgen.run.records import Files, Request
 from tknp_loadgen.run.timer import Timer
-from tknp_loadgen.target.base import Clock, Ending, Target, Unmeasured
+from tknp_loadgen.target.base import Clock, Ending, Failure, Target, Unmeasured
 from tknp_loadgen.trace.format import Trace
 from tknp_loadgen.trace.prompts import Prompts
 
 TICK_S = 0.02
 WARM_UP_TIMEOUT_S = 600.0
+LOADING_S = 120.0  # so long is a server asked again that says it is not there yet
+LOADING_TICK_S = 0.5
 _WRITING_NS = 300_000  # what writing a record may take on a slow core
 _PAUSE_S = 0.001
 _TIMED_OUT, _CANCELLED, _INTERRUPTED = "timeout", "cancelled", "interrupted"
@@ -229,6 +231,18 @@ class Worker:
         loop.call_soon(self._chores)
 
     async def _warm_up(self, number: int) -> None:
+        """Ask until the server has loaded; raises Failure."""
+        until_s = time.monotonic() + LOADING_S
+        while True:
+            try:
+                return await self._ask(number)
+            except Failure as failure:
+                loading = str(failure).startswith(("UNAVAILABLE", "HTTP 503"))
+                if not loading or time.monotonic() > until_s:
+                    raise
+            await asyncio.sleep(LOADING_TICK_S)
+
+    async def _ask(self, number: int) -> None:
         row = number % len(self._trace)
         output_tokens = int(self._trace.output_tokens[row])
         payload = self._target.encode(self._prompts.warm_up(number), output_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,20 @@ async def test_refusals_say_why(
     assert ("RESOURCE_EXHAUSTED" if api == "grpc" else "HTTP 429") in message
     assert (reason or "no reason given") in message
     assert result.summary["error_ratio"] == 1.0
+
+
+@APIS
+async def test_a_server_that_still_loads_is_asked_until_it_answers(
+    run_echo: RunEcho, trace_of: TraceOf, api: str
+) -> None:
+    """Users start a pool and a test one after the other; what is measured begins afterwards."""
+    loading = Script(refusal=(14 if api == "grpc" else 503, "loading"))
+    scripts = chain((loading, loading), repeat(Script((Step(0.1, 7),))))
+    result, seen = await run_echo(
+        trace_for(trace_of, api, [7]), lambda _: next(scripts), api, num_warmups=1, virtual=False
+    )
+    assert result.summary["completed"] == result.summary["scheduled"] == 1
+    assert seen.requests == 4  # two refused, the warm-up, the run
 
 
 @APIS
