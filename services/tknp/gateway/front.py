@@ -5,7 +5,8 @@
 
 A chunk passes one process between pool and client. Leaving lets what runs end: new connections go
 to other replicas, idle ones are closed, and calls of both kinds are waited for, however long they
-take. Serve ends the process of a replica that is not done within `timeout_s`.
+take, except those that watch its health: they are told and ended. Serve ends the process of a
+replica that is not done within `timeout_s`.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ async def front(gateway: Gateway, app: FastAPI, path: str) -> AsyncIterator[None
             calls = await _start_grpc(gateway)
         yield
     finally:
+        gateway.leaving = True
         http.should_exit = True
         ends: list[Any] = [serving]
         if calls is not None:

@@ -56,6 +56,7 @@ class Gateway:
         )
         self._limits = SharedLimits(self.keys.tenants, ledger) if ledger else Limits()
         self.inflight = 0
+        self.leaving = False  # set once this replica takes no more requests
 
     async def start(self) -> None:
         await self.pools.start()
@@ -68,7 +69,7 @@ class Gateway:
     @property
     def ready(self) -> bool:
         """Whether a request that comes now is taken: by a pool, or to wait for one."""
-        return self.holding.open
+        return not self.leaving and self.holding.open
 
     async def encode(self, model: str, prompt: Prompt, special: bool = True) -> list[int]:
         """Ids of a prompt, by the tokenizer of `model`. Here requests come in.

@@ -10,7 +10,6 @@ the pool.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -71,13 +70,16 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: object = None
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Now, and whenever it changes."""
+        """Now, and whenever it changes, until this replica leaves."""
         said = None
         while True:
+            leaving = self._gateway.leaving
             now = await self.Check(request)
             if now != said:
                 said = now
                 yield now
+            if leaving:
+                return
             await self._gateway.pools.looked()
 
 
@@ -119,8 +121,6 @@ def _metadata(context: Context) -> dict[str, str]:
 
 async def _refuse(gateway: Gateway, name: str, error: Exception, context: Context) -> None:
     """End the call with the status of `error`; always raises."""
-    if isinstance(error, aio.AbortError | asyncio.CancelledError):
-        raise error
     gateway.metrics.answered(name, reason_of(error))
     if not isinstance(error, TknpError):
         log.error("%s failed", name, exc_info=error)

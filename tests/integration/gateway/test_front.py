@@ -124,19 +124,22 @@ async def test_a_replica_takes_over(pool: str, words: str, tmp_path: Path) -> No
 
 
 async def test_health_is_watched(pool: str, tmp_path: Path) -> None:
+    """A replica that goes says so and ends the call, which would keep it there."""
     http_port, grpc_port = free_ports(2)
     settings = GatewaySettings(pools=(pool,), http_port=http_port, grpc_port=grpc_port)
-    serving = health_pb2.HealthCheckResponse.SERVING
+    answer = health_pb2.HealthCheckResponse
     with ports_of(settings, tmp_path) as ports:
         async with (
-            replica(settings, ports.path),
+            AsyncExitStack() as stack,
             aio.insecure_channel(f"{LOOPBACK}:{grpc_port}") as channel,
         ):
-            watch = health_pb2_grpc.HealthStub(channel).Watch(
-                health_pb2.HealthCheckRequest(), timeout=60
-            )
-            assert (await anext(aiter(watch))).status == serving
-            watch.cancel()
+            await stack.enter_async_context(replica(settings, ports.path))
+            call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            watch = aiter(call)
+            assert (await anext(watch)).status == answer.SERVING
+            async with asyncio.timeout(60):
+                await stack.aclose()
+                assert [told.status async for told in watch] == [answer.NOT_SERVING]
 
 
 async def test_a_port_is_nobody_elses(tmp_path: Path) -> None:
