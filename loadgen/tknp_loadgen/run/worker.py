@@ -8,7 +8,9 @@ tells its `records.Request` what came, and the end of it comes back here. Whatev
 (`_chores`): encoding further prompts and writing records happen while nothing is due.
 
 Stopping (Ctrl-C, saturation, too many errors) releases nothing more; what is open then drains, or
-is interrupted. The garbage collector is off meanwhile, so nothing here may leave cycles behind.
+is interrupted. A callback that raises would take along whatever it was to do next, and the run
+would wait for that for ever: the first such defect stops the run, which raises it. The garbage collector is off meanwhile, so nothing here may leave
+cycles behind.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class Worker:
         self._open: dict[int, Request] = {}
         self._drained = asyncio.Event()
         self._busy_with_chores = False
+        self._defect: Exception | None = None  # what a callback raised
         self._loop_lags_ms: list[float] = []
 
     async def prepare(self) -> None:
@@ -81,19 +84,27 @@ class Worker:
         gc.freeze()
 
     async def run(self, release_ns: int) -> dict[str, Any]:
-        """Send everything; returns what the client itself looked like meanwhile."""
+        """Send everything; returns what the client itself looked like meanwhile.
+
+        Raises what a callback raised, if one did.
+        """
         self._release_ns = release_ns
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._broken)
         gc.disable()
         cpu_s, began_ns = time.process_time(), self._clock()
         ticker = asyncio.create_task(self._tick())
         try:
             self._pacing.start(release_ns)
             await self._pacing.done.wait()
-            while self._open:
+            while self._open and self._defect is None:
                 self._drained.clear()
                 await self._drained.wait()
+            if self._defect is not None:
+                raise self._defect
             self._ledger.write_all()
         finally:
+            loop.set_exception_handler(None)
             ticker.cancel()
             wall_s = (self._clock() - began_ns) / 1e9
             cpu_s = time.process_time() - cpu_s
@@ -128,6 +139,18 @@ class Worker:
             "released": self._released, "open": len(self._open), "overdue": overdue,
             **self._ledger.progress(),
         }  # fmt: skip
+
+    def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The event loop's exception handler."""
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        callback = "handle" in context  # not a connection, which ends by itself
+        if callback and isinstance(error, Exception) and self._defect is None:
+            self._defect = error
+            try:
+                self.stop(interrupt=True)
+            finally:
+                self._drained.set()
 
     def _release(self, row: int, due_ns: int) -> None:
         """The way out: nothing here may wait."""

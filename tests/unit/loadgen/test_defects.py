@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from tknp_loadgen.echo.script import Received, Script, Step
 from tknp_loadgen.measure.percentile import distribution
 from tknp_loadgen.run.plan import Load, WorkerPlan
+from tknp_loadgen.run.timer import make_timer
 from tknp_loadgen.run.worker import Worker
 from tknp_loadgen.target.base import Call, Ending, Sink
 from tknp_loadgen.target.factory import TargetSettings
@@ -145,6 +147,38 @@ async def test_deadlines_are_absolute(
     assert worker.progress()["statuses"] == {"ok": 100}
     lags_ms = sorted(worker._ledger._recent["lag_ms"])
     assert lags_ms[-1] == pytest.approx(latest_ms)
+
+
+class Broken(SlowToSend):
+    """A target with a defect: it can't encode the third prompt."""
+
+    encoded = 0
+
+    def encode(self, prompt: Prompt, output_tokens: int) -> bytes:
+        self.encoded += 1
+        if self.encoded == 3:
+            raise ZeroDivisionError("the third prompt")
+        return b"x"
+
+    def begin(self, payload: bytes, sink: Sink) -> Call:
+        sink.released()
+        return self  # and no answer ever comes
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 1e6])
+async def test_a_defect_ends_the_run(trace_of: TraceOf, tmp_path: Any, ahead_ms: float) -> None:
+    """Raised by a release, and by encoding ahead of one that is far away."""
+    trace = trace_of([1] * 5, np.array([0, 0, *[ahead_ms / 1e3] * 3]))
+    target = Broken(0)
+    timer = make_timer()
+    plan = WorkerPlan(0, 1, str(tmp_path), TargetSettings("grpc://x:1"), Load(num_warmups=0))
+    worker = Worker(plan, trace, target, time.monotonic_ns, timer)
+    worker._payloads._budget = 1
+    await worker.prepare()
+    with pytest.raises(ZeroDivisionError, match="third prompt"):
+        await asyncio.wait_for(worker.run(time.monotonic_ns()), 60)
+    assert target.encoded >= 3
+    timer.close()
 
 
 @APIS
