@@ -9,8 +9,8 @@ tells its `records.Request` what came, and the end of it comes back here. Whatev
 
 Stopping (Ctrl-C, saturation, too many errors) releases nothing more; what is open then drains, or
 is interrupted. A callback that raises would take along whatever it was to do next, and the run
-would wait for that for ever: the first such defect stops the run, which raises it. The garbage collector is off meanwhile, so nothing here may leave
-cycles behind.
+would wait for that for ever: the first such defect stops the run, which raises it. The garbage
+collector is off meanwhile, so nothing here may leave cycles behind.
 """
 
 from __future__ import annotations
