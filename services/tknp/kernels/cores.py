@@ -5,8 +5,10 @@ one while another stands empty, holds up all. A rank that computes with as many 
 process may use cores therefore keeps each of them on its own; where several ranks share the cores,
 each has fewer threads than that, and the system places them.
 
-Only the calling thread and the threads that compute for it are kept, for as long as they live.
-Threads that the calling one starts later inherit its core: start them elsewhere.
+Only the calling thread and the threads that compute for it are kept, for as long as they live: a
+parallel region of fewer threads, but more than one, ends the rest, and their successors inherit the
+calling thread's core, so every kernel runs with `threads()`. Other threads that the calling one
+starts inherit it too: start them elsewhere, or before.
 """
 
 from __future__ import annotations
@@ -32,4 +34,5 @@ def keep_cores() -> tuple[int, ...]:
     kept = load().keep_cores((ctypes.c_int32 * len(cores))(*cores), len(cores))
     if kept < len(cores):
         log.warning("only %d of %d threads could be kept on a core", kept, len(cores))
+        return ()
     return cores

@@ -56,6 +56,7 @@ class NodeServer:
     """One rank with its port: DecodeRoot where it roots, AttentionOwner where it owns; Tracing.
 
     `metrics_address`: where it serves its metrics; None: where the pool file says.
+    `alone`: no other rank computes in this process.
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class NodeServer:
         *,
         security: Security,
         metrics_address: str | None = None,
+        alone: bool = False,
     ) -> None:
         addresses = pool.config.nodes[rank.node].addresses
         others = addresses[1:] if rank.t == 0 else ()
-        alone = connect_data_plane is data_plane
         self.runtime = DecodeRuntime(pool, rank, connect_data_plane, clock, alone=alone)
         self._siblings = [connect(address, security) for address in others]
         self._names = [TRACING_SERVICE]
@@ -152,4 +153,8 @@ def serve(config: PoolConfig, node: int, tp_rank: int, metrics_address: str | No
     security = read_security(config)
     rank = Rank(node, tp_rank)
     sys.setswitchinterval(_SWITCH_S)
-    run(lambda: NodeServer(pool, rank, security=security, metrics_address=metrics_address))
+    run(
+        lambda: NodeServer(
+            pool, rank, security=security, metrics_address=metrics_address, alone=True
+        )
+    )

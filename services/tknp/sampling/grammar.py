@@ -7,8 +7,9 @@
     end         the schema is complete: only end-of-sequence ids are left
 
 The state follows from schema and generated ids alone, so prefill, the last root and a replay agree
-on it without telling each other. Tokenizer, library and worker come with the first schema: a pool
-that is asked for none pays nothing. A grammar that becomes too complex, or a schema that can't be
+on it without telling each other. Tokenizer, library and worker come with the first schema, so that
+a pool that is asked for none pays nothing; `start` makes the worker's thread before, for whom it
+matters which cores a thread inherits. A grammar that becomes too complex, or a schema that can't be
 read after all, fails its own row (`forbidden` raises), never a step.
 """
 
@@ -69,7 +70,11 @@ class Grammars:
         self._lock = Lock()
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._worker: ThreadPoolExecutor | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="grammar")  # no thread yet
+
+    def start(self) -> None:
+        """Make the worker's thread now: it may run wherever the calling one may."""
+        self._worker.submit(int)
 
     def compile(self, schema: str) -> LLMatcher:
         """A matcher of `schema` at its start. Blocks, without the interpreter lock.
@@ -97,15 +102,11 @@ class Grammars:
 
     def matcher(self, schema: str, generated: Sequence[int] = ()) -> Matcher:
         """State of a request after `generated`. Returns at once; the work is the worker's."""
-        with self._lock:
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         return Matcher(self._worker, lambda: self.compile(schema), generated, self._vocab_size)
 
     def close(self) -> None:
         """Nothing is asked any more."""
-        if self._worker is not None:
-            self._worker.shutdown(wait=False, cancel_futures=True)
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, schema: str) -> LLMatcher:
         shown = schema if len(schema) <= _SHOWN else schema[:_SHOWN] + "..."

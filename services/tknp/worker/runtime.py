@@ -214,6 +214,8 @@ class DecodeRuntime:
         )  # fmt: skip
         self._lanes = Lanes(self._engine, self.device)
         # Last, since threads that this one starts would stay on its core.
+        if self._alone:
+            self.grammars.start()
         cores = self.backend.keep_cores() if self._alone else ()
         if cores:
             log.info("threads that compute stay on cores %s, one each", cores)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -186,3 +188,24 @@ def test_what_a_schema_excludes(changed: dict[str, Any], field: str) -> None:
 def test_a_state_without_its_grammar_is_refused() -> None:
     with pytest.raises(InvalidValue, match="must be given with json_schema"):
         RowState.at(HELD, VOCAB, [1])
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+@pytest.mark.parametrize("started", [True, False])
+def test_a_worker_that_is_started_before_stays_off_the_core_of_the_engine(started: bool) -> None:
+    """Masks are made beside the forward, whose thread is kept on a core of its own."""
+    allowed = os.sched_getaffinity(0)
+    grammars = Grammars(lambda: pytest.fail("not asked for"), VOCAB, [EOS])
+    found: list[set[int]] = []
+
+    def engine() -> None:
+        if started:
+            grammars.start()
+        os.sched_setaffinity(0, {min(allowed)})
+        found.append(grammars._worker.submit(os.sched_getaffinity, 0).result())
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    thread.join()
+    grammars.close()
+    assert found == [allowed if started else {min(allowed)}]
