@@ -61,9 +61,7 @@ class Lanes:
     def __init__(self, rank: DecodeRank, device: torch.device) -> None:
         self._rank = rank
         self._lanes = {s: _Lane(s, _context(device)) for s in rank.streams}
-        layout, node = rank.layout, rank.rank.node
-        samplers = [layout.sampler(stream) for stream in range(layout.streams)]
-        self._turns = Turns(layout.routes, samplers, node)
+        self._turns = Turns.of(rank.layout, rank.rank.node)
         self._arrivals: queue.SimpleQueue[_Submitted] = queue.SimpleQueue()
         self._arrived = 0
 

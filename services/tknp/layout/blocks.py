@@ -113,7 +113,7 @@ def _blocks(stops: Sequence[int], *, tied: bool) -> tuple[Block, ...]:
 def cut_time(
     footprint: Footprint, roots: int, *, tied: bool, attention_ratio: float = 0.0
 ) -> tuple[Block, ...]:
-    """Cut for equal times of blocks, so that microbatches that run out of phase stay so.
+    """Cut for equal times of blocks, so that nodes whose streams take turns wait for none.
 
     A layer costs its weights' reads and `attention_ratio` times as much for attention: 0 where
     attention stays with its owners, whoever roots the layer. The head costs its matrix; looking up

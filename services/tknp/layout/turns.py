@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from tknp.layout.layout import Layout
 from tknp.layout.program import Kind, Op
 
 DENSE = frozenset(
@@ -60,6 +61,12 @@ class Turns:
 
     `routes[s]`: root of each layer for stream s; `samplers[s]`: the node that draws its tokens.
     """
+
+    @classmethod
+    def of(cls, layout: Layout, node: int) -> Turns:
+        """The turns of `node` in `layout`: what the engine takes and the planner predicts."""
+        samplers = [layout.sampler(stream) for stream in range(layout.streams)]
+        return cls(layout.routes, samplers, node)
 
     def __init__(self, routes: Sequence[Sequence[int]], samplers: Sequence[int], node: int) -> None:
         self._layers = len(routes[0])

@@ -34,7 +34,7 @@ class Forecast:
 
 
 def forecast(model: Model, hardware: Hardware, step: Step) -> Forecast:
-    """Simulate steps of every stream at once, which take turns as in the engine."""
+    """Simulate steps of every stream at once, which take turns as in the engine on CPUs."""
     costs = Costs(model, hardware, step.layout, step.tokens)
     streams = [{r: p for r, p in programs.items() if r.t == 0} for programs in step.programs]
     spans = simulate(streams, costs, steps=_STEPS, layout=step.layout)

@@ -3,8 +3,8 @@
 A rank has one lane a stream, one compute resource, and two links, NVLink and network, each sending
 and receiving one transfer at a time. At every operation the resource goes to the oldest step that
 can go on (of equal ones to the lowest stream) or, given a layout, to the stream that
-`tknp.layout.turns` says, as in the engine; but a head is one operation here. A lane runs its
-operations in order:
+`tknp.layout.turns` says, as in the engine on CPUs; but a head is one operation here. A lane runs
+its operations in order:
 
     computation   waits for the rank's compute resource, holds it for its price
     send          posted; the lane goes on (`buffered`) or waits until it has arrived
@@ -330,5 +330,4 @@ class _Simulation:
 def _turns(layout: Layout | None, rank: Rank) -> Turns | None:
     if layout is None or layout.streams == 1:
         return None
-    samplers = [layout.sampler(stream) for stream in range(layout.streams)]
-    return Turns(layout.routes, samplers, rank.node)
+    return Turns.of(layout, rank.node)

@@ -115,7 +115,10 @@ class Answers:
         if self._open.pop((result.stream, result.step), None) is None:
             return
         if not result.error:
-            self._free(step.ended)
+            try:
+                self._free(step.ended)
+            except Exception as error:  # the coordinator has to hear of it: nobody else does
+                result.error = f"rank {self._rank}, step {result.step}: {error}"
         self._emit(result)
 
 
