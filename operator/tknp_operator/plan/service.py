@@ -13,13 +13,13 @@ from tknp_operator.placement.layers import layout_of, too_small
 from tknp_operator.placement.place import Placement, Refused, place
 from tknp_operator.plan.basis import basis, hydration, lacking, shown
 from tknp_operator.plan.differ import applied, delete_pod
-from tknp_operator.plan.epoch import begin, leftovers, members, stop, turn, why_new
+from tknp_operator.plan.epoch import begin, broken, leftovers, members, stop, turn, why_new
 from tknp_operator.plan.gateway import gateway
 from tknp_operator.plan.hosts import lost_hosts, offered
 from tknp_operator.plan.observed import Epoch, Observed, ending, epochs
 from tknp_operator.plan.status import Outcome, status_of
 from tknp_operator.plan.steps import Event, Plan, SetFinalizers, SetStatus, Step
-from tknp_operator.plan.surge import go_on, room_beside, still_serving
+from tknp_operator.plan.surge import give_up, go_on, room_beside, still_serving
 
 _SOON_S = 1.0
 
@@ -53,15 +53,20 @@ def plan(service: Service, observed: Observed, now: datetime) -> Plan:
     running_on = {slot.host for epoch in (old, current) if epoch for slot in epoch.slots}
     hosts, again_s = offered(service.spec, observed, running_on, now)
     found = place(service.spec, hosts, current.slots if current else (), old.slots if old else ())
-    placed = _fitting(service, found)
+    placed, lost = _fitting(service, found), lost_hosts(service.spec, observed, now)
+    if isinstance(placed, Refused) and old is not None and current is not None:
+        why = broken(observed, current, lost) or f"it lacks {placed.missing}"
+        outcome = give_up(service, observed, current, why, lost, steps)
+        steps += leftovers(observed, known[:-1], old, lost)
+        steps += gateway(service, observed, secret)
+        return _told(service, observed, now, steps, outcome, None, old, again_s)
     if isinstance(placed, Refused):
         outcome = Outcome("NotPlaced", f"{placed.missing}: {placed.remedy}")
         steps += gateway(service, observed, secret)
-        return _told(service, observed, now, steps, outcome, None, old or current, again_s)
+        return _told(service, observed, now, steps, outcome, None, current, again_s)
     if blocked:
         return _told(service, observed, now, steps, Outcome("Hydrating", blocked), placed,
                      current, 30.0)  # fmt: skip
-    lost = lost_hosts(service.spec, observed, now)
     why = why_new(observed, current, (wanted_hash, shown_by(secret)), placed, lost)
     certificate = shown_by(secret)
     if old is not None and current is not None:

@@ -5,10 +5,11 @@
     old is closed                          -> its coordinator drains, then its pods go
 
 While both are open the Service leads to the old one, so that two memberships are never behind one
-name. A next one that breaks, or that the specification overtakes, is given up, and begun again; one
-that does not get ready leaves the old one as it is. One that finds no room after all (prefill and
-coordinator are placed by Kubernetes), or whose old one breaks, takes over before it is ready: the
-gateway holds requests then, as it does where there is no room from the start.
+name. A next one that breaks, or that the specification overtakes, is given up, and begun again; where
+no host is left for it (one of its own is lost), the old one then ends first. One that does not get
+ready leaves the old one as it is. One that finds no room after all (prefill and coordinator are
+placed by Kubernetes), or whose old one breaks, takes over before it is ready: the gateway holds
+requests then, as it does where there is no room from the start.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ def go_on(
 ) -> Outcome:  # fmt: skip
     """One round with both. `why`: why `current` can't go on; empty if it can."""
     if why:
-        _give_up(service, observed, current, why, lost, steps)
-        return Outcome("Surging", f"epoch {current.number} is given up: {why}")
+        return give_up(service, observed, current, why, lost, steps)
     ready_now = any(map(ready, observed.pods("coordinator", current.number)))
     early = _over(observed, old, lost) or _unschedulable(service, observed, current, now)
     if not ready_now and not early:
@@ -73,6 +73,25 @@ def go_on(
     return Outcome("", "") if ready_now else Outcome("Changing", done)
 
 
+def give_up(
+    service: Service, observed: Observed, current: Epoch, why: str, lost: frozenset[str],
+    steps: list[Step],
+) -> Outcome:  # fmt: skip
+    """End an epoch that nobody has been served by; the one beside it goes on."""
+    if not current.closed:
+        name = f"{service.name}-pool-{current.number}"
+        steps.append(Annotate("ConfigMap", name, CLOSED, why))
+    pods = observed.pods(epoch=current.number)
+    for pod in pods:
+        if pod["spec"].get("nodeName") in lost:
+            steps.append(delete_pod(pod, 0))
+        elif not ending(pod):
+            steps.append(delete_pod(pod, ABRUPT_S))
+    if not pods:
+        steps += forget(observed, current)
+    return Outcome("Surging", f"epoch {current.number} is given up: {why}")
+
+
 def _over(observed: Observed, old: Epoch, lost: frozenset[str]) -> str:
     """Why the old epoch serves nobody any more; empty: it does."""
     if not observed.pods("coordinator", old.number):
@@ -86,24 +105,6 @@ def _progress(observed: Observed, old: Epoch, current: Epoch) -> str:
         (f": {pod['metadata']['name']}: {said}" for pod in pods if (said := trouble(pod))), ""
     )
     return f"epoch {current.number} starts beside {old.number}{why}"
-
-
-def _give_up(
-    service: Service, observed: Observed, current: Epoch, why: str, lost: frozenset[str],
-    steps: list[Step],
-) -> None:  # fmt: skip
-    """End an epoch that nobody has been served by."""
-    if not current.closed:
-        name = f"{service.name}-pool-{current.number}"
-        steps.append(Annotate("ConfigMap", name, CLOSED, why))
-    pods = observed.pods(epoch=current.number)
-    for pod in pods:
-        if pod["spec"].get("nodeName") in lost:
-            steps.append(delete_pod(pod, 0))
-        elif not ending(pod):
-            steps.append(delete_pod(pod, ABRUPT_S))
-    if not pods:
-        steps += forget(observed, current)
 
 
 def _unschedulable(service: Service, observed: Observed, epoch: Epoch, now: datetime) -> str:

@@ -73,30 +73,54 @@ def test_it_starts_beside_takes_over_when_ready_and_only_then_the_old_one_drains
     assert images(world, 2) == {"tknp:2"}
 
 
-def test_no_host_is_for_both(make_world: Callable[..., Any], spec: dict[str, Any]) -> None:
+def changed_on_gpus(make_world: Callable[..., Any], spec: dict[str, Any], hosts: int) -> Any:
+    """As `changed`, where a host has GPUs for one node only."""
     spec["model"]["source"] = {"hostPath": {"path": "/m"}}
     spec["decode"] = {"nodes": 2, "tensorParallel": 4}
-    world = make_world(spec, hosts=4)
+    world = make_world(spec, hosts=hosts)
     for node in world.nodes.values():
         node["status"]["allocatable"] = {"nvidia.com/gpu": "4"}
     world.settle()
     change(world, "tknp:2")
+    return world
+
+
+def hosts_of(world: Any, epoch: int) -> list[str]:
+    slots = json.loads(world.objects["ConfigMap", f"s-pool-{epoch}"]["data"]["slots.json"])
+    return [host for host, _ in slots]
+
+
+def test_no_host_is_for_both(make_world: Callable[..., Any], spec: dict[str, Any]) -> None:
+    world = changed_on_gpus(make_world, spec, hosts=4)
     world.tick()
-    first, second = (json.loads(world.objects["ConfigMap", f"s-pool-{n}"]["data"]["slots.json"])
-                     for n in (1, 2))  # fmt: skip
-    assert {host for host, _ in first} & {host for host, _ in second} == set()
+    assert set(hosts_of(world, 1)) & set(hosts_of(world, 2)) == set()
     world.settle()
     assert world.service["status"]["epoch"] == 2
 
 
-def test_without_room_it_drains_first(make_world: Callable[..., Any], spec: dict[str, Any]) -> None:
-    spec["model"]["source"] = {"hostPath": {"path": "/m"}}
-    spec["decode"] = {"nodes": 2, "tensorParallel": 4}
-    world = make_world(spec, hosts=3)
-    for node in world.nodes.values():
-        node["status"]["allocatable"] = {"nvidia.com/gpu": "4"}
+@pytest.mark.parametrize("old_too", [False, True], ids=["one host", "one of each"])
+def test_a_host_that_is_lost_for_good_ends_the_surge(
+    make_world: Callable[..., Any], spec: dict[str, Any], old_too: bool
+) -> None:
+    world = changed_on_gpus(make_world, spec, hosts=4)
+    world.tick()
+    for epoch in (1, 2)[not old_too :]:
+        lost = world.nodes[hosts_of(world, epoch)[0]]
+        lost["status"]["conditions"][0] |= {
+            "status": "Unknown", "lastTransitionTime": world.now.isoformat()
+        }  # fmt: skip
+    world.later(31)
+    assert world.tick()[0] == "annotate ConfigMap/s-pool-2 closed"
+    assert world.behind_coordinator() == {"1"}
+    assert world.condition("Ready")["status"] == "True"
     world.settle()
-    change(world, "tknp:2")
+    assert world.service["status"]["epoch"] == 2
+    assert images(world, 2) == {"tknp:2"}
+    assert world.condition("Ready")["status"] == "True"
+
+
+def test_without_room_it_drains_first(make_world: Callable[..., Any], spec: dict[str, Any]) -> None:
+    world = changed_on_gpus(make_world, spec, hosts=3)
     assert world.tick() == [CLOSE, "delete Pod/s-coordinator-1", "apply Deployment/s-gateway"]
 
 
