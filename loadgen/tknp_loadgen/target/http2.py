@@ -28,6 +28,7 @@ from tknp_loadgen.target.sockets import prepare
 OURS = {Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: frames.LARGEST_WINDOW}
 _REFILL_BYTES = 1 << 30
 _LAST_STREAM = 2**31 - 1
+_NOTHING = memoryview(b"")
 _NO_TABLE = b"\x20"  # tells the server that our compression keeps no table
 
 
@@ -265,7 +266,8 @@ class Connection(asyncio.Protocol):
             size = min(len(sending.body), self._frame_bytes, self._window, sending.window)
             if size <= 0:
                 return
-            body, sending.body = sending.body[:size], sending.body[size:]
+            body, rest = sending.body[:size], sending.body[size:]
+            sending.body = rest or _NOTHING  # an empty rest would hold the whole prompt
             self._window -= size
             sending.window -= size
             flags = 0 if sending.body else frames.END_STREAM

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -165,6 +167,29 @@ async def test_flow_control_is_kept() -> None:
         assert got + more + rest == message
         server.finish(number, [*REPLY, *GOOD])
         assert await answer.done == ""
+
+
+class Silent:
+    """A stream that nobody listens to."""
+
+    def data(self, body: bytes, at_ns: int) -> None: ...
+    def headers(self, headers: Mapping[str, str]) -> None: ...
+    def closed(self, reason: str, unanswered: bool) -> None: ...
+
+
+async def test_what_has_been_sent_is_not_kept() -> None:
+    """A prompt of megabytes must not lie in memory until its answer has come."""
+    async with net() as made:
+        server = await made.servers.get()
+        connection = made.channel.take()
+        assert connection is not None
+        prompt = array.array("B", b"prompt")
+        known = weakref.ref(prompt)
+        connection.start(hpack.Encoder().encode([(":method", "POST")]), prompt, Silent())  # type: ignore[arg-type]
+        del prompt
+        assert (await server.next(Kind.DATA))[2] == b"prompt"
+        assert connection.open_streams == 1
+        assert known() is None
 
 
 async def test_the_window_of_the_connection_is_shared() -> None:
