@@ -134,7 +134,11 @@ class Channel:
                 _, connection = await loop.create_connection(
                     lambda: Connection(self._clock), self._host, self._port, ssl=self._tls
                 )
-                await connection.ready
+                try:
+                    await connection.ready
+                except BaseException:  # nobody else knows of it
+                    connection.abort()
+                    raise
         except (OSError, TimeoutError) as error:
             raise TargetError(f"no gRPC server answers at {self._address}: {error!r}") from error
         return connection

@@ -7,7 +7,7 @@ import asyncio
 import time
 import weakref
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import hpack
@@ -323,4 +323,28 @@ async def test_an_address_where_nobody_speaks_http2() -> None:
     host, port = listening.sockets[0].getsockname()
     with pytest.raises(TargetError, match="not HTTP/2"):
         await Channel(f"{host}:{port}", "/a.B/C", time.monotonic_ns).open(1)
+    listening.close()
+
+
+async def test_a_connection_that_nobody_waits_for_any_more_is_closed() -> None:
+    accepted, hung_up = asyncio.Event(), asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(frames.PREFACE))
+        accepted.set()
+        with suppress(ConnectionError):
+            await reader.read()  # to the end, or to a reset
+        hung_up.set()
+        writer.close()
+
+    listening = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    host, port = listening.sockets[0].getsockname()
+    channel = Channel(f"{host}:{port}", "/a.B/C", time.monotonic_ns)
+    opening = asyncio.create_task(channel.open(1))
+    await accepted.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    async with asyncio.timeout(60):
+        await hung_up.wait()
     listening.close()
