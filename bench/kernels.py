@@ -5,8 +5,8 @@
 
 Weights and KV are random: speed doesn't depend on them. A decode step embeds one token a row, runs
 every layer and computes the logits; sampling is not in it. Pages of a request are scattered over
-the pool. A result is the median of `--tries` steps; the best is given beside it,
-since neighbours only ever make a step slower.
+the pool. Layers of decoding run in one call, as in a node that roots and owns all. A result is the
+median of `--tries` steps; the best is given beside it, since neighbours only ever make a step slower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from harness.machine import read_bandwidth
@@ -28,6 +27,7 @@ from torch import Tensor
 from tknp.attention.base import AttentionShape, DecodeRows
 from tknp.kernels.decode import KernelDecodeAttention
 from tknp.kernels.dense import KernelDense
+from tknp.kernels.layers import PARTS, KernelLayers
 from tknp.kernels.library import available
 from tknp.kernels.prefill import KernelPrefillAttention
 from tknp.kv.storage import KvStorage
@@ -44,9 +44,6 @@ PAGE_TOKENS = 64
 CHUNK_TOKENS = 512
 DECODE = ((512, 1), (512, 8), (512, 32), (512, 64), (4096, 8))
 PREFILL = ((512, 1), (2048, 1))
-
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # qkv, keys, values
 
 
 @dataclass(frozen=True)
@@ -115,6 +112,8 @@ class Model:
         self.kv.data[0].normal_()
         self.kv.data[1:] = self.kv.data[0]
         self.scattered = 1 + torch.randperm(pages - 1).int()
+        kept = {layer: self.kv.layer(layer) for layer in range(config.layers)}
+        self.decode_layers = KernelLayers(self.dense, self.decode_attention, kept)
 
     def tables(self, batch: int, context: int) -> Tensor:
         width = -(-context // PAGE_TOKENS)
@@ -127,7 +126,12 @@ class Model:
         with clock.part("attention"):
             plan = self.decode_attention.plan(rows)
         ids = torch.randint(self.config.vocab_size, (batch,))
-        x = self._layers(ids, lambda *layer: self.decode_attention.attend(plan, *layer)[0], clock)
+        with clock.part("dense"):
+            x = self.dense.embed(ids)
+        x, seconds = self.decode_layers.run(range(self.config.layers), plan, x)
+        attention_s = sum(seconds[1::PARTS])
+        clock.spent["attention"] += attention_s
+        clock.spent["dense"] += sum(seconds) - attention_s
         with clock.part("dense"):
             self.dense.head(x)
 
@@ -135,22 +139,18 @@ class Model:
         for table in self.tables(batch, context):
             for start in range(0, context, CHUNK_TOKENS):
                 ids = torch.randint(self.config.vocab_size, (min(CHUNK_TOKENS, context - start),))
-                attend = partial(self._attend_chunk, start, table)
-                x = self._layers(ids, attend, clock)
+                x = self._chunk(ids, start, table, clock)
             with clock.part("dense"):
                 self.dense.head(x[-1:])
 
-    def _attend_chunk(self, start: int, table: Tensor, qkv: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.prefill_attention.attend(qkv, start, table, k, v)
-
-    def _layers(self, ids: Tensor, attend: Attend, clock: Clock) -> Tensor:
+    def _chunk(self, ids: Tensor, start: int, table: Tensor, clock: Clock) -> Tensor:
         with clock.part("dense"):
             x = self.dense.embed(ids)
         for layer in range(self.config.layers):
             with clock.part("dense"):
                 qkv = self.dense.project(layer, x)
             with clock.part("attention"):
-                out = attend(qkv, *self.kv.layer(layer))
+                out = self.prefill_attention.attend(qkv, start, table, *self.kv.layer(layer))
             with clock.part("dense"):
                 x = self.dense.finish(layer, x, out)
         return x
