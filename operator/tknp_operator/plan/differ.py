@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from tknp_operator.build.names import APPLIED
-from tknp_operator.plan.observed import Observed, annotation
+from tknp_operator.plan.observed import Object, Observed, annotation, ending
 from tknp_operator.plan.steps import Apply, Delete, Step
 
 
@@ -25,7 +25,23 @@ def applied(observed: Observed, wanted: Iterable[dict[str, Any]]) -> Iterable[St
             yield Apply({**manifest, "metadata": {**meta, "annotations": annotations}})
 
 
-def delete_pod(pod: Mapping[str, Any], grace_s: int | None = None) -> Delete:
+def end(
+    pods: Iterable[Object], lost: Collection[str], grace_s: int | None = None
+) -> Iterable[Delete]:
+    """Delete pods, once; those on `lost` hosts by force, where nobody else would end them."""
+    for pod in pods:
+        if on(pod, lost):
+            yield delete_pod(pod, 0)
+        elif not ending(pod):
+            yield delete_pod(pod, grace_s)
+
+
+def on(pod: Object, hosts: Collection[str]) -> bool:
+    """Whether `pod` is on one of `hosts`."""
+    return pod["spec"].get("nodeName") in hosts
+
+
+def delete_pod(pod: Object, grace_s: int | None = None) -> Delete:
     return Delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"], grace_s)
 
 

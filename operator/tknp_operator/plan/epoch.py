@@ -10,7 +10,7 @@ from tknp_operator.build.network import coordinator_service
 from tknp_operator.build.pods import coordinator_pod, decode_pod, prefill_pod
 from tknp_operator.build.pool import compatibility, pool_file_map
 from tknp_operator.placement.place import Placement
-from tknp_operator.plan.differ import applied, delete_pod
+from tknp_operator.plan.differ import applied, delete_pod, end, on
 from tknp_operator.plan.observed import Epoch, Observed, ending, finished, label, trouble
 from tknp_operator.plan.steps import Annotate, Create, Delete, Event, Step
 
@@ -46,7 +46,7 @@ def broken(observed: Observed, epoch: Epoch, lost: frozenset[str]) -> str:
     for pod in observed.pods(epoch=epoch.number):
         if label(pod, ROLE) == "prefill":
             continue
-        if pod["spec"].get("nodeName") in lost:
+        if on(pod, lost):
             return f"host {pod['spec']['nodeName']} of pod {pod['metadata']['name']} is lost"
         if ending(pod) or finished(pod):
             return f"pod {pod['metadata']['name']} is gone: {trouble(pod) or 'deleted or evicted'}"
@@ -68,18 +68,17 @@ def turn(
     the coordinator's Service will not select them. `certificate`: what pods of the next one show.
     """
     current = known[-1] if known else None
-    coordinators = observed.pods("coordinator")
     if current is not None and not current.closed:
         steps.append(Annotate("ConfigMap", f"{service.name}-pool-{current.number}", CLOSED, why))
-    gone = [pod for pod in observed.pods() if pod["spec"].get("nodeName") in lost]
-    steps += [delete_pod(pod, 0) for pod in gone]
-    if any(pod not in gone for pod in coordinators):
-        steps += [delete_pod(pod) for pod in coordinators if not ending(pod) and pod not in gone]
+    steps += end((pod for pod in observed.pods() if on(pod, lost)), lost)
+    drains = [pod for pod in observed.pods("coordinator") if not on(pod, lost)]
+    if drains:
+        steps += end(drains, lost)
         return current
     number = (current.number if current else int(service.prior.get("epoch") or 0)) + 1
-    steps += [delete_pod(pod, ABRUPT_S) for pod in observed.pods()
-              if label(pod, ROLE) != "gateway" and not ending(pod)
-              and pod not in gone]  # fmt: skip
+    left = [pod for pod in observed.pods()
+            if label(pod, ROLE) != "gateway" and not on(pod, lost)]  # fmt: skip
+    steps += end(left, lost, ABRUPT_S)
     return begin(service, number, placed, certificate, steps)
 
 
@@ -119,13 +118,8 @@ def leftovers(
         if epoch.number == current.number or not epoch.closed:
             continue
         pods = observed.pods(epoch=epoch.number)
-        drains = [pod for pod in observed.pods("coordinator", epoch.number)
-                  if pod["spec"].get("nodeName") not in lost]  # fmt: skip
-        for pod in drains or pods:
-            if pod["spec"].get("nodeName") in lost:
-                yield delete_pod(pod, 0)
-            elif not ending(pod):
-                yield delete_pod(pod, None if drains else ABRUPT_S)
+        drains = [pod for pod in observed.pods("coordinator", epoch.number) if not on(pod, lost)]
+        yield from end(drains or pods, lost, None if drains else ABRUPT_S)
         if not pods:
             yield from forget(observed, epoch)
 
@@ -138,8 +132,7 @@ def forget(observed: Observed, epoch: Epoch) -> Iterable[Step]:
             yield Delete("ConfigMap", meta["name"], meta["uid"])
 
 
-def stop(service: Service, observed: Observed, known: list[Epoch]) -> Iterable[Step]:
-    coordinators = observed.pods("coordinator")
-    pods = coordinators or observed.pods()
-    yield from (delete_pod(pod) for pod in pods
-                if not ending(pod) and label(pod, ROLE) != "gateway")  # fmt: skip
+def stop(observed: Observed, lost: frozenset[str]) -> Iterable[Step]:
+    """End all pods, the coordinators first: these finish open requests."""
+    pods = observed.pods("coordinator") or observed.pods()
+    yield from end((pod for pod in pods if label(pod, ROLE) != "gateway"), lost)

@@ -12,11 +12,11 @@ from tknp_operator.build.secrets import internal_name, shown_by
 from tknp_operator.placement.layers import layout_of, too_small
 from tknp_operator.placement.place import Placement, Refused, place
 from tknp_operator.plan.basis import basis, hydration, lacking, shown
-from tknp_operator.plan.differ import applied, delete_pod
+from tknp_operator.plan.differ import applied, end
 from tknp_operator.plan.epoch import begin, broken, leftovers, members, stop, turn, why_new
 from tknp_operator.plan.gateway import gateway
 from tknp_operator.plan.hosts import lost_hosts, offered
-from tknp_operator.plan.observed import Epoch, Observed, ending, epochs
+from tknp_operator.plan.observed import Epoch, Observed, epochs
 from tknp_operator.plan.status import Outcome, status_of
 from tknp_operator.plan.steps import Event, Plan, SetFinalizers, SetStatus, Step
 from tknp_operator.plan.surge import give_up, go_on, room_beside, still_serving
@@ -27,7 +27,7 @@ _SOON_S = 1.0
 def plan(service: Service, observed: Observed, now: datetime) -> Plan:
     """The next steps, and the status that says where things are."""
     if service.deleting:
-        return _end(service, observed)
+        return _end(service, observed, now)
     if FINALIZER not in service.finalizers:
         return Plan((SetFinalizers((*service.finalizers, FINALIZER)),), 0.0)
     try:
@@ -42,9 +42,9 @@ def plan(service: Service, observed: Observed, now: datetime) -> Plan:
     secret = shown(service, observed)
     blocked = hydration(service, observed, steps)
     known = epochs(observed)
-    current = known[-1] if known else None
+    current, lost = known[-1] if known else None, lost_hosts(service.spec, observed, now)
     if service.spec.suspend:
-        steps += stop(service, observed, known)
+        steps += stop(observed, lost)
         return _told(service, observed, now, steps, Outcome("Suspended", "suspend is true"),
                      None, current)  # fmt: skip
     if missing := lacking(service, observed):
@@ -53,7 +53,7 @@ def plan(service: Service, observed: Observed, now: datetime) -> Plan:
     running_on = {slot.host for epoch in (old, current) if epoch for slot in epoch.slots}
     hosts, again_s = offered(service.spec, observed, running_on, now)
     found = place(service.spec, hosts, current.slots if current else (), old.slots if old else ())
-    placed, lost = _fitting(service, found), lost_hosts(service.spec, observed, now)
+    placed = _fitting(service, found)
     if isinstance(placed, Refused) and old is not None and current is not None:
         why = broken(observed, current, lost) or f"it lacks {placed.missing}"
         outcome = give_up(service, observed, current, why, lost, steps)
@@ -110,11 +110,11 @@ def _fitting(service: Service, placed: Placement | Refused) -> Placement | Refus
                    "decode.tensorParallel, or add nodes") if why else placed  # fmt: skip
 
 
-def _end(service: Service, observed: Observed) -> Plan:
+def _end(service: Service, observed: Observed, now: datetime) -> Plan:
     """Drain, then let go; what the service owns is collected by Kubernetes."""
     coordinators = observed.pods("coordinator")
     if coordinators:
-        return Plan(tuple(delete_pod(pod) for pod in coordinators if not ending(pod)), 5.0)
+        return Plan(tuple(end(coordinators, lost_hosts(service.spec, observed, now))), 5.0)
     left = tuple(name for name in service.finalizers if name != FINALIZER)
     return Plan((SetFinalizers(left),) if left != service.finalizers else ())
 

@@ -5,10 +5,10 @@
     old is closed                          -> its coordinator drains, then its pods go
 
 While both are open the Service leads to the old one, so that two memberships are never behind one
-name. A next one that breaks, or that the specification overtakes, is given up, and begun again; where
-no host is left for it (one of its own is lost), the old one then ends first. One that does not get
-ready leaves the old one as it is. One that finds no room after all (prefill and coordinator are
-placed by Kubernetes), or whose old one breaks, takes over before it is ready: the gateway holds
+name. A next one that breaks, or that the specification overtakes, is given up, and begun again;
+where no host is left for it (one of its own is lost), the old one then ends first. One that does
+not get ready leaves the old one as it is. One that finds no room after all (prefill and coordinator
+are placed by Kubernetes), or whose old one breaks, takes over before it is ready: the gateway holds
 requests then, as it does where there is no room from the start.
 """
 
@@ -22,9 +22,9 @@ from tknp_operator.build.names import CLOSED
 from tknp_operator.placement.hosts import Host
 from tknp_operator.placement.layers import too_small
 from tknp_operator.placement.place import Placement, Refused, place
-from tknp_operator.plan.differ import delete_pod
+from tknp_operator.plan.differ import end
 from tknp_operator.plan.epoch import ABRUPT_S, CHANGED, RENEWED, broken, forget, members
-from tknp_operator.plan.observed import Epoch, Observed, ending, parse_time, ready, trouble
+from tknp_operator.plan.observed import Epoch, Observed, parse_time, ready, trouble
 from tknp_operator.plan.status import Outcome
 from tknp_operator.plan.steps import Annotate, Step
 
@@ -65,11 +65,7 @@ def go_on(
     done = f"epoch {current.number} takes over" + ("" if ready_now else f": {early}")
     steps += members(service, observed, current, placed, named=current)
     steps.append(Annotate("ConfigMap", f"{service.name}-pool-{old.number}", CLOSED, done))
-    for pod in observed.pods("coordinator", old.number):
-        if pod["spec"].get("nodeName") in lost:
-            steps.append(delete_pod(pod, 0))
-        elif not ending(pod):
-            steps.append(delete_pod(pod))
+    steps += end(observed.pods("coordinator", old.number), lost)
     return Outcome("", "") if ready_now else Outcome("Changing", done)
 
 
@@ -82,11 +78,7 @@ def give_up(
         name = f"{service.name}-pool-{current.number}"
         steps.append(Annotate("ConfigMap", name, CLOSED, why))
     pods = observed.pods(epoch=current.number)
-    for pod in pods:
-        if pod["spec"].get("nodeName") in lost:
-            steps.append(delete_pod(pod, 0))
-        elif not ending(pod):
-            steps.append(delete_pod(pod, ABRUPT_S))
+    steps += end(pods, lost, ABRUPT_S)
     if not pods:
         steps += forget(observed, current)
     return Outcome("Surging", f"epoch {current.number} is given up: {why}")

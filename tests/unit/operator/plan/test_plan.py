@@ -179,6 +179,22 @@ def test_deleting_drains_and_then_lets_go(world: Any) -> None:
     assert world.service is None
 
 
+@pytest.mark.parametrize("how", ["deleted", "suspended"])
+def test_a_coordinator_on_a_lost_host_is_ended_by_force(world: Any, how: str) -> None:
+    world.settle()
+    world.objects["Pod", "s-coordinator-1"]["spec"]["nodeName"] = "h3"
+    if how == "deleted":
+        world.service["metadata"]["deletionTimestamp"] = world.now.isoformat()
+    else:
+        world.service["spec"]["suspend"] = True
+    assert world.tick() == ["delete Pod/s-coordinator-1"]
+    ready = world.nodes["h3"]["status"]["conditions"][0]
+    ready |= {"status": "Unknown", "lastTransitionTime": world.now.isoformat()}
+    assert world.tick() == []  # it may come back, and ends as it should
+    world.later(31)
+    assert world.tick() == ["delete Pod/s-coordinator-1 in 0 s"]
+
+
 def test_suspending_keeps_the_object_and_the_gateway(world: Any) -> None:
     world.settle()
     world.service["spec"]["suspend"] = True

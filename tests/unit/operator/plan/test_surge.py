@@ -109,8 +109,12 @@ def test_a_host_that_is_lost_for_good_ends_the_surge(
         lost["status"]["conditions"][0] |= {
             "status": "Unknown", "lastTransitionTime": world.now.isoformat()
         }  # fmt: skip
+    world.objects["Pod", "s-decode-2-0"]["spec"]["nodeName"] = hosts_of(world, 2)[0]
     world.later(31)
-    assert world.tick()[0] == "annotate ConfigMap/s-pool-2 closed"
+    assert set(world.tick()) == {
+        "annotate ConfigMap/s-pool-2 closed", "delete Pod/s-decode-2-0 in 0 s",
+        *(f"delete Pod/s-{name} in 5 s" for name in ("decode-2-1", "prefill-2-0", "coordinator-2")),
+    }  # fmt: skip
     assert world.behind_coordinator() == {"1"}
     assert world.condition("Ready")["status"] == "True"
     world.settle()
