@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _RENEW_S = LEASE_S / 6
 _ANSWER_S = 2.0
-# An end at another replica may be on its way: what has no room is asked for once more after this.
+# An end at another replica may be on its way: what has room here, but not with the others, is asked
+# for once more after this.
 _GRACE_S = 0.05
 
 
@@ -107,16 +108,16 @@ class SharedLimits(Limits):
                 await self._note(tenant)
 
     async def _admit(self, tenant: Tenant, more: Use) -> None:
-        if not tenant.limit.has_room(Use(), more):
-            tenant.refuse(tenant.used, more)
-        async with self._turn[tenant.name]:
-            answer = await self._ask(tenant, more)
-            if not answer.added:
-                await asyncio.sleep(_GRACE_S)
+        for wait_s in (0.0, _GRACE_S):
+            await asyncio.sleep(wait_s)  # out of turn: others of the key go on meanwhile
+            if not tenant.limit.has_room(tenant.used, more):
+                tenant.refuse(tenant.used, more)
+            async with self._turn[tenant.name]:
                 answer = await self._ask(tenant, more)
-            if not answer.added:
-                tenant.refuse(answer.held, more)
-            tenant.used += more
+                if answer.added:
+                    tenant.used += more
+                    return
+        tenant.refuse(answer.held, more)
 
     async def _ask(self, tenant: Tenant, more: Use) -> Answer:
         claim = self._claim(tenant)

@@ -130,6 +130,26 @@ async def test_what_ends_at_one_replica_is_free_at_another(
         await settled(lambda: held(shared) == Use())
 
 
+async def test_one_that_is_asked_for_once_more_keeps_nobody_waiting(
+    shared: Shared, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what has no room at its own replica is refused without asking the others."""
+    monkeypatch.setattr("tknp.gateway.limits._GRACE_S", 3600.0)
+    async with replicas(shared, clock, Limit(requests=1)) as ((one, mine), (other, theirs)):
+        async with other.admitted(theirs, Use(1, 1)):
+            waiting = asyncio.create_task(one.admitted(mine, Use(1, 1)).__aenter__())
+            await settled(lambda: len(shared.heard) == 2)
+        await settled(lambda: held(shared) == Use())
+        async with asyncio.timeout(60), one.admitted(mine, Use(1, 1)):
+            heard = len(shared.heard)
+            with pytest.raises(CapacityError, match="1 requests of 1 tokens of a are in flight"):
+                async with one.admitted(mine, Use(1, 1)):
+                    pass
+            assert len(shared.heard) == heard
+        assert not waiting.done()
+        waiting.cancel()
+
+
 async def test_a_replica_that_dies_gives_back_its_share(
     shared: Shared, clock: SimpleNamespace
 ) -> None:
