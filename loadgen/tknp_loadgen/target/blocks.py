@@ -53,16 +53,25 @@ class Blocks:
         known = self._known.get(block)
         if known is not None:
             return known
-        table = self._decoder.header_table.dynamic_entries
-        size, newest = len(table), table[0] if table else None
+        before = self._table()
         try:
             headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
         except (hpack.HPACKError, UnicodeDecodeError) as error:
             raise ProtocolError(f"headers: {error}") from error
-        # What is added becomes the newest; what is taken away makes the table shorter.
-        changed = size != len(table) or (size > 0 and table[0] is not newest)
+        after = self._table()
+        changed = before[:2] != after[:2] or before[2] is not after[2]
         if changed or len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         if not changed:
             self._known[block] = headers
         return headers
+
+    def _table(self) -> tuple[int, int, object]:
+        """What shows whether a block has changed the table.
+
+        What is added becomes the newest entry, what is taken away makes it shorter, and a block may
+        set how large it is allowed to be.
+        """
+        table = self._decoder.header_table
+        entries = table.dynamic_entries
+        return table.maxsize, len(entries), entries[0] if entries else None

@@ -15,6 +15,7 @@ import pytest
 
 from tknp_loadgen.errors import TargetError
 from tknp_loadgen.target import frames
+from tknp_loadgen.target.blocks import Blocks
 from tknp_loadgen.target.frames import HEAD, Kind, Setting
 from tknp_loadgen.target.grpc_calls import PREFIX, Channel
 
@@ -148,6 +149,16 @@ async def test_equal_headers_are_decoded_anew_when_the_table_has_changed() -> No
     assert reasons == [
         f"RESOURCE_EXHAUSTED: {words}!" for words in ("first", "second", "second", "third", "first")
     ]
+
+
+def test_a_block_that_only_resizes_the_table_does_so_each_time() -> None:
+    blocks = Blocks()
+    small, usual = b"\x3f\xe1\x07\x88", b"\x3f\xe1\x1f\x88"  # 1024 or 4096, and :status 200
+    sizes = []
+    for block in (small, usual, small, small, usual):
+        assert blocks.add(frames.END_HEADERS, 1, block) == ({":status": "200"}, False)
+        sizes.append(blocks._decoder.header_table.maxsize)
+    assert sizes == [1024, 4096, 1024, 1024, 4096]
 
 
 async def test_flow_control_is_kept() -> None:
