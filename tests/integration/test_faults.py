@@ -7,7 +7,8 @@ stopped (`test_faults_processes.py`): peers on the data plane time out, and a st
 clock that the test turns.
 
 What must hold after each: every open request ends with an error that names a cause, the others that
-need the lost process fail within their time-outs, and the pages of ended requests are free.
+need the lost process fail within their time-outs, and the pages of ended requests are free. One
+file: each test is a few lines on the scene that all of them share.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 
 Number 12's CUDA graphs and number 13's slot -1 have no counterpart here: steps are not captured,
 and rows are addressed by page tables without padding. The nearest checks are layouts against one
-rank, and a poisoned dummy page.
+rank, and a poisoned dummy page. One file, so that the list above can be held against its tests.
 """
 
 from __future__ import annotations

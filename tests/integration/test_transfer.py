@@ -1,7 +1,7 @@
 """KV arrives byte for byte, and nothing else of the owner's pool changes, over real connections.
 
 Owners are gRPC servers on loopback with real NIXL agents: in this process, or, where one has to be
-killed or frozen, this file run as a process of its own.
+killed or frozen, this file run as a process of its own; hence one file.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Ranks are threads for the in-process transport and processes for the others. The processes are
 this file run as a script, which imports torch once and forks them. They serve one pool after
-another, so each test is also a new epoch in an old process.
+another, so each test is also a new epoch in an old process. Cases stand beside what runs them,
+since a process that is this file finds them by name.
 """
 
 from __future__ import annotations

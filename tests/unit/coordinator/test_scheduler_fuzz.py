@@ -3,7 +3,8 @@
 Owners and ranks are `PagePool` and `Batch`, which refuse whatever doesn't fit: a page given twice,
 a slot taken twice, an end of a row that doesn't run, a step out of order. Every rule is a message
 that may come at any time, in any order that a real pool allows, under every way to divide requests:
-several streams, several owners, and pages that come while a request runs.
+several streams, several owners, and pages that come while a request runs. Rules share one state,
+hence one class and one file.
 """
 
 from __future__ import annotations
