@@ -6,7 +6,8 @@
 Weights and KV are random: speed doesn't depend on them. A decode step embeds one token a row, runs
 every layer and computes the logits; sampling is not in it. Pages of a request are scattered over
 the pool. Layers of decoding run in one call, as in a node that roots and owns all. A result is the
-median of `--tries` steps; the best is given beside it, since neighbours only ever make a step slower.
+median of `--tries` steps; the best is given beside it, since neighbours only ever make a step
+slower.
 """
 
 from __future__ import annotations
