@@ -19,7 +19,8 @@ from tknp_operator.build.names import CA, HTTP_PORT, POOL, ROLE, metadata
 
 API_VERSION, KIND = "ray.io/v1", "RayService"
 SERVES = "ray.io/serve"  # KubeRay's label of pods whose proxy is well
-DASHBOARD_PORT = 8265
+GCS_PORT, DASHBOARD_PORT, AGENT_PORT = 6379, 8265, 52365
+_EVERY = {"periodSeconds": 5, "timeoutSeconds": 3}
 RAY_VERSION = "2.60.0"  # of our images: KubeRay wants to know it before it turns tokens on
 
 
@@ -29,15 +30,23 @@ def ray_service(service: Service, ca: str = "") -> dict[str, Any]:
     meta = metadata(service, f"{service.name}-gateway", "gateway")
     inside = {"labels": meta["labels"], **({"annotations": {CA: ca}} if ca else {})}
 
-    def template(name: str, ports: dict[str, int]) -> dict[str, Any]:
+    def template(
+        name: str, ports: dict[str, int], alive: dict[str, Any], well: dict[str, Any]
+    ) -> dict[str, Any]:
         pod = gateway_pod(service)
         pod["containers"][0] |= {
             "name": name,
             "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],
+            # KubeRay's own, where these are missing, call wget, which our images have not
+            "livenessProbe": {**alive, **_EVERY, "failureThreshold": 24, "initialDelaySeconds": 30},
+            "readinessProbe": {**well, **_EVERY, "failureThreshold": 2},
         }
         return {"metadata": inside, "spec": pod}
 
     replicas = spec.gateway.replicas
+    gcs = {"tcpSocket": {"port": GCS_PORT}}
+    agent = {"tcpSocket": {"port": AGENT_PORT}}
+    proxy = {"httpGet": {"path": "/-/healthz", "port": HTTP_PORT}}
     return {
         "apiVersion": API_VERSION, "kind": KIND, "metadata": meta,
         "spec": {
@@ -49,12 +58,13 @@ def ray_service(service: Service, ca: str = "") -> dict[str, Any]:
                 "headGroupSpec": {
                     "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
                     "template": template("ray-head", {
-                        "gcs-server": 6379, "dashboard": DASHBOARD_PORT, "client": 10001}),
+                        "gcs-server": GCS_PORT, "dashboard": DASHBOARD_PORT, "client": 10001},
+                        gcs, gcs),
                 },
                 "workerGroupSpecs": [{
                     "groupName": "gateway", "replicas": replicas, "minReplicas": replicas,
                     "maxReplicas": replicas, "rayStartParams": {"num-cpus": "1"},
-                    "template": template("ray-worker", {"http": HTTP_PORT}),
+                    "template": template("ray-worker", {"http": HTTP_PORT}, agent, proxy),
                 }],
             },
         },

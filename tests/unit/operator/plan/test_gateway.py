@@ -139,3 +139,24 @@ def test_what_kuberay_is_told_is_what_ray_and_the_gateway_take(world: Any) -> No
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         (container,) = group["template"]["spec"]["containers"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_ray_is_asked_how_it_is_by_the_kubelet_itself(world: Any) -> None:
+    """Probes of KubeRay's own are commands that no image of ours has."""
+    cluster = ray_service(world.parsed())["spec"]["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    asked = {}
+    for group in (cluster["headGroupSpec"], workers):
+        (container,) = group["template"]["spec"]["containers"]
+        for name in ("livenessProbe", "readinessProbe"):
+            probe = container[name]
+            asked[container["name"], name] = probe.get("tcpSocket") or probe["httpGet"]
+            assert "exec" not in probe
+            assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (5, 3)
+            assert probe["failureThreshold"] == (24 if name == "livenessProbe" else 2)
+    assert asked == {
+        ("ray-head", "livenessProbe"): {"port": 6379},
+        ("ray-head", "readinessProbe"): {"port": 6379},
+        ("ray-worker", "livenessProbe"): {"port": 52365},
+        ("ray-worker", "readinessProbe"): {"path": "/-/healthz", "port": 8000},
+    }
