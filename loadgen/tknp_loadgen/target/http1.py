@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
     def start(self, request: bytes, response: Response) -> None:
         """Write a request now; the connection must be usable."""
         self._response = response
-        self._answered = False
+        self._answered, self._status = False, 0
         cast("asyncio.WriteTransport", self._transport).write(request)
 
     def abort(self) -> None:
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
             self.abort()  # bytes that nobody asked for
             return
         if not self._answered:  # a parser is of one response: made here, off the way out
-            self._answered, self._status, self._until_close = True, 0, False
+            self._answered, self._until_close = True, False
             self._error_body = b""
             self._parser = httptools.HttpResponseParser(self)
         try:
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         if self._response is None:
             self._parser = None
             return
-        if self._answered and exc is None and self._until_close:
+        if self._status and exc is None and self._until_close:
             self.on_message_complete()
             return
         when = "within its response" if self._answered else "before its response"
