@@ -27,6 +27,11 @@ class Failure(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason or "no reason given")
 
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """`error` itself if it is one; else a defect of ours, by its type and words."""
+        return error if isinstance(error, Failure) else cls(f"{type(error).__name__}: {error}")
+
 
 @dataclass(frozen=True)
 class Ending:

@@ -42,7 +42,8 @@ class Response(Protocol):
     def body(self, data: bytes, at_ns: int) -> None:
         """Bytes of a response with status 200; may raise Failure, which ends it."""
 
-    def complete(self) -> None: ...
+    def complete(self) -> None:
+        """Its end; what it raises goes to `failed`."""
 
     def failed(self, failure: Failure) -> None: ...
 
@@ -101,7 +102,7 @@ class Connection(asyncio.Protocol):
             cast("httptools.HttpResponseParser", self._parser).feed_data(data)
         except httptools.HttpParserError as error:
             cause = error.__context__  # what a callback of ours raised, if one did
-            self._fail(cause if isinstance(cause, Failure) else Failure(f"not HTTP: {error}"))
+            self._fail(Failure.of(cause) if cause else Failure(f"not HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -144,7 +145,10 @@ class Connection(asyncio.Protocol):
         if response is None:
             return
         if self._status == 200:
-            response.complete()
+            try:
+                response.complete()
+            except Exception as error:
+                response.failed(Failure.of(error))
         else:
             words = " ".join(self._error_body.decode("utf-8", "replace").split())
             response.failed(Failure(f"HTTP {self._status}: {words or 'no reason given'}"))

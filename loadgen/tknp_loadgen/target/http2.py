@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Protocol, cast
 
 from tknp_loadgen.target import frames
-from tknp_loadgen.target.base import Clock
+from tknp_loadgen.target.base import Clock, Failure
 from tknp_loadgen.target.blocks import Blocks
 from tknp_loadgen.target.frames import HEAD, HEAD_BYTES, Code, Kind, ProtocolError, Setting
 from tknp_loadgen.target.sockets import prepare
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
                 sending.stream.data(body, at_ns)
             except Exception as error:
                 self.cancel(number)
-                sending.stream.closed(str(error) or repr(error), unanswered=False)
+                sending.stream.closed(str(Failure.of(error)), unanswered=False)
                 return
         if flags & frames.END_STREAM:
             self._close(number, "", unanswered=False)

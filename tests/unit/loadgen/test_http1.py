@@ -40,3 +40,21 @@ async def why_failed(answer: bytes) -> str:
 @pytest.mark.parametrize("said", [b"HTTP/1.", HEAD])
 async def test_a_connection_lost_within_the_head(said: bytes) -> None:
     assert await why_failed(said) == "the server closed the connection within its response"
+
+
+NUMBER = b'data: {"choices": [{"text": "a"}], "usage": 5}\n\n'
+LIST = b'data: {"choices": [], "usage": [5]}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize(("body", "reason"), [(NUMBER, "TypeError: "), (LIST, "AttributeError: ")])
+@pytest.mark.parametrize("length", [True, False])
+async def test_a_defect_of_ours_is_called_by_its_name(
+    body: bytes, reason: str, length: bool
+) -> None:
+    """It is not taken for broken HTTP, and the request ends: within the body and at its end."""
+    size = f"content-length: {len(body)}\r\n".encode() if length else b""
+    assert (await why_failed(HEAD + size + b"\r\n" + body)).startswith(reason)
+
+
+async def test_what_is_not_http() -> None:
+    assert (await why_failed(b"SSH-2.0-OpenSSH\r\n")).startswith("not HTTP: ")

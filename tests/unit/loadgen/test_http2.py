@@ -316,6 +316,16 @@ async def test_how_a_call_fails(name: str) -> None:
         assert reason in await answer.done
 
 
+async def test_a_defect_of_ours_is_called_by_its_name() -> None:
+    async with net() as made:
+        server = await made.servers.get()
+        answer, _ = made.call()
+        answer.messages = ()  # type: ignore[assignment]
+        _, number, _ = await server.next(Kind.HEADERS)
+        server.message(number, b"one")
+        assert (await answer.done).startswith("AttributeError: ")
+
+
 async def test_pings_and_settings_are_acknowledged() -> None:
     async with net() as made:
         server = await made.servers.get()
