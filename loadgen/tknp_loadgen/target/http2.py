@@ -16,7 +16,7 @@ the protocol loses the connection, and its streams fail with the reason.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol, cast
 
 from tknp_loadgen.target import frames
@@ -229,7 +229,7 @@ class Connection(asyncio.Protocol):
         self._write(frames.frame(Kind.SETTINGS, frames.ACK, 0))
         if not self.ready.done():
             self.ready.set_result(None)
-        self._send_on()
+        self._send_on(tuple(self._waiting))
 
     def _on_goaway(self, body: bytes) -> None:
         last = frames.read_number(body) & _LAST_STREAM
@@ -242,16 +242,18 @@ class Connection(asyncio.Protocol):
     def _on_window(self, number: int, more: int) -> None:
         if number == 0:
             self._window += more
+            self._send_on(tuple(self._waiting))
         elif (sending := self._streams.get(number)) is not None:
             sending.window += more
-        self._send_on()
+            if number in self._waiting:
+                self._send_on((number,))
 
     # sending
 
-    def _send_on(self) -> None:
-        """What waited for a window, oldest streams first."""
+    def _send_on(self, numbers: Iterable[int]) -> None:
+        """What waited for a window in these streams, oldest first."""
         pieces: list[Buffer] = []
-        for number in tuple(self._waiting):
+        for number in numbers:
             if self._window <= 0:
                 break
             self._data(number, self._waiting[number], pieces)
