@@ -7,10 +7,11 @@ There is no task for a request: the timer's callback writes it to its socket, th
 tells its `records.Request` what came, and the end of it comes back here. Whatever can wait, does
 (`_chores`): encoding further prompts and writing records happen while nothing is due.
 
-Stopping (Ctrl-C, saturation, too many errors) releases nothing more; what is open then drains, or
-is interrupted. A callback that raises would take along whatever it was to do next, and the run
-would wait for that for ever: the first such defect stops the run, which raises it. The garbage
-collector is off meanwhile, so nothing here may leave cycles behind.
+Stopping (Ctrl-C, saturation, too many errors) sends nothing more, not even what --max-concurrency
+holds back; what is open then drains, or is interrupted. A callback that raises would take along
+whatever it was to do next, and the run would wait for that for ever: the first such defect stops
+the run, which raises it. The garbage collector is off meanwhile, so nothing here may leave cycles
+behind.
 """
 
 from __future__ import annotations
@@ -122,10 +123,12 @@ class Worker:
         }  # fmt: skip
 
     def stop(self, interrupt: bool) -> None:
-        """Release nothing more; `interrupt` also ends what is open."""
+        """Send nothing more; `interrupt` also ends what has been sent."""
         self._pacing.stop()
-        if interrupt:
-            for row in tuple(self._open):
+        held = [request.row for request, _ in self._held]
+        self._held.clear()
+        for row in tuple(self._open) if interrupt else held:
+            if row in self._open:  # held or not, it may have ended by itself
                 self._end(row, _INTERRUPTED)
 
     def progress(self) -> Mapping[str, Any]:

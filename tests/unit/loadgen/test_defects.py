@@ -251,6 +251,35 @@ async def test_an_interrupted_run_keeps_what_was_measured(
     assert result.summary["scheduled"] == 1
 
 
+async def test_nothing_that_was_held_back_is_sent_after_a_stop(
+    run_echo: RunEcho, trace_of: TraceOf
+) -> None:
+    """Even where what is open may drain: stopping must not go on sending one after the other."""
+    at_work, go_on = asyncio.Event(), asyncio.Event()
+
+    class Patient:
+        async def pause(self, seconds: float) -> None:
+            at_work.set()
+            await go_on.wait()
+
+        async def written(self) -> None: ...
+
+    def stop(worker: Worker) -> bool:
+        if not at_work.is_set() or worker.progress()["released"] < 3:
+            return False
+        worker.stop(interrupt=False)
+        go_on.set()
+        return True
+
+    result, seen = await run_echo(
+        trace_of([2] * 3), lambda _: QUICK, "http", virtual=False, server_time=Patient(),
+        max_concurrency=1, stop=stop,
+    )  # fmt: skip
+    assert seen.requests == 1
+    assert result.summary["by_status"]["ok"] == 1
+    assert result.summary["by_status"]["interrupted"] == 2
+
+
 async def test_garbage_collection_is_off_while_it_matters(
     run_echo: RunEcho, trace_of: TraceOf
 ) -> None:
