@@ -18,7 +18,7 @@ import pytest
 
 from tknp_operator.api.service import Service, parse
 from tknp_operator.build.names import metadata
-from tknp_operator.build.network import coordinator_service, disruption_budget, headless_service
+from tknp_operator.build.network import coordinator_service, headless_service, pool_budgets
 from tknp_operator.build.pods import coordinator_pod, decode_pod, prefill_pod
 from tknp_operator.build.pool import pool_file_map
 from tknp_operator.build.secrets import ca_secret, internal_secret
@@ -92,7 +92,7 @@ def test_every_manifest_of_an_epoch_is_taken(
 ) -> None:
     """And taken again: what exists is no error, what is applied alike changes nothing."""
     applied = [headless_service(service), coordinator_service(service, 1),
-               disruption_budget(service, "decode")]  # fmt: skip
+               *pool_budgets(service, 1, 2)]  # fmt: skip
     steps = [*map(Create, epoch_manifests(service)), *map(Apply, applied)]
     for step in steps:
         do(step)

@@ -66,17 +66,29 @@ def network_policy(service: Service) -> dict[str, Any]:
 
 
 def disruption_budget(service: Service, role: str) -> dict[str, Any]:
-    """Decode pods and the coordinator may not be evicted: the pool would end. Of others, one.
+    """Of prefill pods or gateways, of which one may be evicted at a time."""
+    return _budget(service, role, {"maxUnavailable": 1}, {})
 
-    Those two by number: for `maxUnavailable` Kubernetes takes the scale subresource of their owner
-    as the number of pods expected, and that counts prefill.
+
+def pool_budgets(service: Service, epoch: int, nodes: int) -> list[dict[str, Any]]:
+    """Decode pods and the coordinator of `epoch` may not be evicted: the pool would end.
+
+    By number: for `maxUnavailable` Kubernetes takes the scale subresource of their owner as the
+    number of pods expected, and that counts prefill. Of one epoch: beside another one, half of all
+    could be evicted.
     """
-    least = {"decode": service.spec.decode.nodes, "coordinator": 1}
-    limit = {"minAvailable": least[role]} if role in least else {"maxUnavailable": 1}
+    least = {"decode": nodes, "coordinator": 1}
+    return [_budget(service, role, {"minAvailable": number}, {EPOCH: str(epoch)})
+            for role, number in least.items()]  # fmt: skip
+
+
+def _budget(
+    service: Service, role: str, limit: dict[str, int], more: dict[str, str]
+) -> dict[str, Any]:
     return {
         "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
         "metadata": metadata(service, f"{service.name}-{role}", role),
-        "spec": {**limit, "selector": {"matchLabels": {POOL: service.name, ROLE: role}}},
+        "spec": {**limit, "selector": {"matchLabels": {POOL: service.name, ROLE: role, **more}}},
     }  # fmt: skip
 
 

@@ -42,8 +42,8 @@ def basis(service: Service, observed: Observed, now: datetime) -> Iterable[Step]
     keys = f"{service.name}-api-keys"
     if keys_secret_name(service) == keys and observed.get("Secret", keys) is None:
         yield Create(api_keys_secret(service))
-    wanted = [headless_service(service), network_policy(service)]
-    wanted += [disruption_budget(service, role) for role in ("decode", "coordinator", "prefill")]
+    wanted = [headless_service(service), network_policy(service),
+              disruption_budget(service, "prefill")]  # fmt: skip
     if service.spec.topology.compute_domain and compute_domain.KIND in observed.served:
         wanted.append(compute_domain.compute_domain(service))
     yield from applied(observed, wanted)

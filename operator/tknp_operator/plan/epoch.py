@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tknp_operator.api.service import Service
 from tknp_operator.build.names import CLOSED, EPOCH, NODE, ROLE
-from tknp_operator.build.network import coordinator_service
+from tknp_operator.build.network import coordinator_service, pool_budgets
 from tknp_operator.build.pods import coordinator_pod, decode_pod, prefill_pod
 from tknp_operator.build.pool import compatibility, pool_file_map
 from tknp_operator.placement.place import Placement
@@ -96,7 +96,7 @@ def begin(
 def members(
     service: Service, observed: Observed, epoch: Epoch, placed: Placement, named: Epoch
 ) -> Iterable[Step]:
-    """Pods of the epoch; the coordinator's Service leads to that of `named`."""
+    """Pods of the epoch; the coordinator's Service leads to `named`, which nobody may evict."""
     number = epoch.number
     wanted = [decode_pod(service, number, n, slot) for n, slot in enumerate(placed.slots)]
     wanted += [prefill_pod(service, number, p) for p in range(service.spec.prefill.replicas)]
@@ -107,7 +107,8 @@ def members(
         index = int(label(pod, NODE) or 0)
         if not ending(pod) and (index >= service.spec.prefill.replicas or finished(pod)):
             yield delete_pod(pod)
-    yield from applied(observed, [coordinator_service(service, named.number)])
+    budgets = pool_budgets(service, named.number, len(named.slots))
+    yield from applied(observed, [coordinator_service(service, named.number), *budgets])
 
 
 def leftovers(

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tknp_operator.api.service import parse
-from tknp_operator.build.network import disruption_budget
+from tknp_operator.build.names import ROLE
+from tknp_operator.build.network import disruption_budget, pool_budgets
 
 PREFILL, NODES = 3, 4
 
@@ -31,4 +32,6 @@ def test_only_prefill_is_evicted(role: str, pods: int, expected: int) -> None:
                  "decode": {"nodes": NODES, "device": "cpu"},
                  "prefill": {"replicas": PREFILL}},
     })  # fmt: skip
-    assert allowed(disruption_budget(service, role), pods, scale=PREFILL) == expected
+    budgets = [disruption_budget(service, "prefill"), *pool_budgets(service, 1, NODES)]
+    (budget,) = [b for b in budgets if b["spec"]["selector"]["matchLabels"][ROLE] == role]
+    assert allowed(budget, pods, scale=PREFILL) == expected

@@ -17,6 +17,7 @@ from tknp_operator.build.network import (
     gateway_service,
     headless_service,
     network_policy,
+    pool_budgets,
 )
 from tknp_operator.build.pods import coordinator_pod, decode_pod, prefill_pod
 from tknp_operator.placement.place import Slot
@@ -51,7 +52,8 @@ def manifests(made: Service) -> Iterator[dict[str, Any]]:
     yield from (decode_pod(made, 1, 0, Slot("h")), prefill_pod(made, 1, 0))
     yield from (coordinator_pod(made, 10_000), gateway_deployment(made))
     yield from (gateway_service(made), coordinator_service(made, 1), headless_service(made))
-    yield from (network_policy(made), disruption_budget(made, "decode"))
+    yield from (network_policy(made), disruption_budget(made, "prefill"))
+    yield from pool_budgets(made, 1, 2)
     if made.spec.model.source.object_store is not None:
         yield hydration_job(made)
 

@@ -32,6 +32,7 @@ def test_pods_wait_for_the_copy(stored: Any) -> None:
     assert stored.tick() == [
         "create ConfigMap/s-pool-1", "create Pod/s-decode-1-0", "create Pod/s-decode-1-1",
         "create Pod/s-prefill-1-0", "create Pod/s-coordinator-1", "apply Service/s-coordinator",
+        "apply PodDisruptionBudget/s-decode", "apply PodDisruptionBudget/s-coordinator",
         "apply Service/s-gateway", "apply Deployment/s-gateway",
         "apply PodDisruptionBudget/s-gateway", "apply ConfigMap/s-pool",
     ]  # fmt: skip

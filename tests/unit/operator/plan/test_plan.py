@@ -16,14 +16,15 @@ CLOSE = "annotate ConfigMap/s-pool-1 closed"
 BASIS = [
     "create Secret/s-ca", "create Secret/s-internal", "create Secret/s-api-keys",
     "apply Service/s-pool", "apply NetworkPolicy/s-pool",
-    "apply PodDisruptionBudget/s-decode", "apply PodDisruptionBudget/s-coordinator",
     "apply PodDisruptionBudget/s-prefill",
 ]  # fmt: skip
 FIRST = [
     "create ConfigMap/s-pool-1",
     "create Pod/s-decode-1-0", "create Pod/s-decode-1-1", "create Pod/s-prefill-1-0",
-    "create Pod/s-coordinator-1", "apply Service/s-coordinator", "apply Service/s-gateway",
-    "apply Deployment/s-gateway", "apply PodDisruptionBudget/s-gateway", "apply ConfigMap/s-pool",
+    "create Pod/s-coordinator-1", "apply Service/s-coordinator",
+    "apply PodDisruptionBudget/s-decode", "apply PodDisruptionBudget/s-coordinator",
+    "apply Service/s-gateway", "apply Deployment/s-gateway",
+    "apply PodDisruptionBudget/s-gateway", "apply ConfigMap/s-pool",
 ]  # fmt: skip
 
 

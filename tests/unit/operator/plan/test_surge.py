@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
+from tknp_operator.build.names import EPOCH
+
 NEXT = [
     "create ConfigMap/s-pool-2", "create Pod/s-decode-2-0", "create Pod/s-decode-2-1",
     "create Pod/s-prefill-2-0", "create Pod/s-coordinator-2",
+]  # fmt: skip
+LEAD = [
+    "apply Service/s-coordinator", "apply PodDisruptionBudget/s-decode",
+    "apply PodDisruptionBudget/s-coordinator",
 ]  # fmt: skip
 CLOSE = "annotate ConfigMap/s-pool-1 closed"
 
@@ -56,7 +62,7 @@ def test_it_starts_beside_takes_over_when_ready_and_only_then_the_old_one_drains
     assert world.tick() == []  # the coordinator's word counts
     ready(world, "s-coordinator-2")
     assert world.tick() == [
-        "apply Service/s-coordinator", CLOSE, "delete Pod/s-coordinator-1",
+        *LEAD, CLOSE, "delete Pod/s-coordinator-1",
         "apply ConfigMap/s-pool",
     ]  # fmt: skip
     assert world.behind_coordinator() == {"2"}
@@ -128,6 +134,24 @@ def test_without_room_it_drains_first(make_world: Callable[..., Any], spec: dict
     assert world.tick() == [CLOSE, "delete Pod/s-coordinator-1", "apply Deployment/s-gateway"]
 
 
+def test_nobody_may_evict_the_epoch_that_serves(changed: Any) -> None:
+    changed.service["spec"]["decode"]["nodes"] = 1
+    changed.tick()
+    assert protected(changed) == {"decode": ("1", 2), "coordinator": ("1", 1)}
+    ready(changed, "s-coordinator-2")
+    changed.tick()
+    assert protected(changed) == {"decode": ("2", 1), "coordinator": ("2", 1)}
+
+
+def protected(world: Any) -> dict[str, tuple[str, int]]:
+    """By role, the epoch whose pods a budget selects, and how many of them have to stay."""
+    found = {}
+    for role in ("decode", "coordinator"):
+        budget = world.objects["PodDisruptionBudget", f"s-{role}"]["spec"]
+        found[role] = budget["selector"]["matchLabels"][EPOCH], budget["minAvailable"]
+    return found
+
+
 def test_what_never_gets_ready_takes_nothing_away(changed: Any) -> None:
     changed.tick()
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
@@ -175,7 +199,7 @@ def test_when_the_old_one_breaks_the_next_one_takes_over_early(changed: Any) -> 
     changed.tick()
     del changed.objects["Pod", "s-decode-1-0"]
     assert changed.tick() == [
-        "apply Service/s-coordinator", CLOSE, "delete Pod/s-coordinator-1",
+        *LEAD, CLOSE, "delete Pod/s-coordinator-1",
         "apply ConfigMap/s-pool",
     ]  # fmt: skip
     assert changed.condition("Progressing")["message"] == (
