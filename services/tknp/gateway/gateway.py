@@ -1,11 +1,12 @@
 """What both faces of the gateway do with a request: check it, admit it, run it, count it.
 
-prompt -> ids at the pool (its tokenizer, off its event loop) -> lengths known
+deadline -> ids at the pool (its tokenizer, off its event loop) -> lengths known
        -> tenant and replica limits -> `Generations.run` -> limits given back
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 import uuid
@@ -13,7 +14,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 from tknp.client import Client
-from tknp.errors import CapacityError, InvalidValue, TknpError
+from tknp.client.channel import CALL_TIMEOUT_S
+from tknp.errors import CapacityError, DeadlineExceeded, InvalidValue, TknpError
 from tknp.gateway.access import REQUEST
 from tknp.gateway.generation import Ask, Generations, Piece
 from tknp.gateway.holding import Holding
@@ -71,31 +73,52 @@ class Gateway:
         """Whether a request that comes now is taken: by a pool, or to wait for one."""
         return not self.leaving and self.holding.open
 
-    async def encode(self, model: str, prompt: Prompt, special: bool = True) -> list[int]:
+    def deadline_s(self, timeout_s: float | None = None) -> float:
+        """When a request that comes now has to be done, on the clock of `time.monotonic`.
+
+        `timeout_s`: what it asks for; None or 0: the longest allowed. Raises InvalidValue.
+        """
+        longest_s = self.settings.timeout_s
+        if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s >= 0):
+            raise InvalidValue("timeout_s", timeout_s, "a number of seconds, 0 for the longest")
+        return time.monotonic() + min(timeout_s or longest_s, longest_s)
+
+    async def encode(
+        self, model: str, prompt: Prompt, tenant: Tenant, deadline_s: float, *,
+        special: bool = True,
+    ) -> list[int]:  # fmt: skip
         """Ids of a prompt, by the tokenizer of `model`. Here requests come in.
 
         One that comes while no pool takes any waits as `holding` allows, or is refused. One that
-        has been let in and loses its pool waits as its stream would.
+        has been let in and loses its pool waits as its stream would. Neither outlasts `deadline_s`:
+        raises DeadlineExceeded then.
         """
-        upstream = await self.holding.pick(model)
+        upstream = await self.holding.pick(model, tenant, deadline_s)
         if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
             return [item for item in prompt if isinstance(item, int)]
         text = prompt if isinstance(prompt, str) else [p for p in prompt if not isinstance(p, int)]
-        losses = self._generations.losses(model)
+        losses = self._generations.losses(model, deadline_s)
         while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise DeadlineExceeded("the prompt had not been tokenized when the time was up")
             try:
-                return await upstream.client.tokenize(text, add_special_tokens=special)
+                with upstream.taken():
+                    return await upstream.client.tokenize(
+                        text, min(left_s, CALL_TIMEOUT_S), add_special_tokens=special
+                    )
             except TknpError as error:
                 upstream = await losses.next(upstream, error, brought=False)
 
     async def decode(self, model: str, ids: Sequence[int]) -> str:
         """Text of `ids`, by the tokenizer of `model`."""
-        return await self.pools.pick(model).client.detokenize(ids)
+        upstream = self.pools.pick(model)
+        with upstream.taken():
+            return await upstream.client.detokenize(ids)
 
     def ask(
-        self, model: str, prompt: Sequence[int], sampling: Sampling, tenant: Tenant, *,
-        stop: Sequence[str] = (), priority: int = 0, timeout_s: float | None = None,
-        request_id: str = "",
+        self, model: str, prompt: Sequence[int], sampling: Sampling, tenant: Tenant,
+        deadline_s: float, *, stop: Sequence[str] = (), priority: int = 0, request_id: str = "",
     ) -> Ask:  # fmt: skip
         """A checked request. Fills in what the client left open: seed and longest output.
 
@@ -113,10 +136,9 @@ class Gateway:
         if priority > tenant.priority:
             raise InvalidValue("priority", priority, f"{tenant.name} may ask for {tenant.priority}")
         context = REQUEST.get()
-        allowed_s = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
         return Ask(
             request_id or f"gw-{uuid.uuid4().hex}", model, prompt, chosen, tuple(stop), priority,
-            time.monotonic() + allowed_s, context.trace.metadata if context is not None else (),
+            deadline_s, context.trace.metadata if context is not None else (),
         )  # fmt: skip
 
     @asynccontextmanager

@@ -9,11 +9,9 @@ served, the metadatum `x-tknp-model` names one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 
-from tknp.errors import InvalidValue
 from tknp.gateway.gateway import Gateway, Prompt
 from tknp.gateway.generation import Piece
 from tknp.gateway.keys import Tenant
@@ -38,14 +36,12 @@ class InferenceFace:
         """Messages of one stream; close it to cancel."""
         gateway, tenant = self._gateway, tenant_of(self._gateway, metadata)
         model = self._model(metadata)
-        if not (math.isfinite(request.timeout_s) and request.timeout_s >= 0):
-            remedy = "a number of seconds, 0 for no limit"
-            raise InvalidValue("timeout_s", request.timeout_s, remedy)
+        deadline_s = gateway.deadline_s(request.timeout_s)
         check_stops(request.stop)
-        ids = await gateway.encode(model, _prompt(request))
+        ids = await gateway.encode(model, _prompt(request), tenant, deadline_s)
         ask = gateway.ask(
-            model, ids, request.sampling, tenant, stop=request.stop, priority=request.priority,
-            timeout_s=request.timeout_s or None, request_id=request.request_id,
+            model, ids, request.sampling, tenant, deadline_s, stop=request.stop,
+            priority=request.priority, request_id=request.request_id,
         )  # fmt: skip
         async with gateway.admitted(tenant, [ask]):
             accepted = pb.Accepted(request_id=ask.request_id, prompt_tokens=len(ids))
@@ -61,9 +57,11 @@ class InferenceFace:
     async def tokenize(
         self, request: pb.TokenizeRequest, metadata: Metadata
     ) -> pb.TokenizeResponse:
-        tenant_of(self._gateway, metadata)
+        gateway, tenant = self._gateway, tenant_of(self._gateway, metadata)
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        ids = await self._gateway.encode(self._model(metadata), _prompt(request), special)
+        ids = await gateway.encode(
+            self._model(metadata), _prompt(request), tenant, gateway.deadline_s(), special=special
+        )
         return pb.TokenizeResponse(token_ids=pack_ids(ids))
 
     async def detokenize(

@@ -112,14 +112,15 @@ class Api:
         return JSONResponse(replies.model(self._gateway.pools.model(name), self._created))
 
     async def tokenize(self, request: Request, body: TokenizeRequest) -> Response:
-        self._tenant(request)
+        tenant, deadline_s = self._tenant(request), self._gateway.deadline_s()
         model = self._gateway.pools.named(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidValue("prompt", body.prompt, "give either prompt or messages")
         prompt: str | list[ChatMessage] = body.prompt or ""
         if body.messages is not None:
             prompt = convert.chat_of(body.messages)
-        ids = await self._gateway.encode(model, prompt, body.add_special_tokens)
+        special = body.add_special_tokens
+        ids = await self._gateway.encode(model, prompt, tenant, deadline_s, special=special)
         longest = self._gateway.pools.model(model).max_model_len
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": longest})
 
@@ -162,17 +163,19 @@ class Api:
         prompts: Sequence[str | list[int] | list[ChatMessage]],
     ) -> Response:
         tenant, gateway = self._tenant(request), self._gateway
+        deadline_s = gateway.deadline_s(body.timeout_s)
         chat = isinstance(body, ChatRequest)
         if body.stream_options is not None and not body.stream:
             raise InvalidValue("stream_options", "...", "needs stream: true")
         sampling, stops = convert.sampling_of(body), convert.stops_of(body)
-        encoded = await _unless_gone(request, self._encoded(body.model, prompts))
+        encoding = self._encoded(body.model, prompts, tenant, deadline_s)
+        encoded = await _unless_gone(request, encoding)
         context = REQUEST.get()
         name = f"{'chatcmpl' if chat else 'cmpl'}-{context.request_id if context else uuid.uuid4()}"
         asks = [
             gateway.ask(
-                body.model, ids, convert.choice(sampling, index), tenant, stop=stops,
-                priority=body.priority, timeout_s=body.timeout_s,
+                body.model, ids, convert.choice(sampling, index), tenant, deadline_s,
+                stop=stops, priority=body.priority,
                 request_id=f"{name}-{place * body.n + index}",
             )
             for place, ids in enumerate(encoded)
@@ -189,9 +192,11 @@ class Api:
             return await self._stream(request, body, reply, asks, held)
 
     async def _encoded(
-        self, model: str, prompts: Sequence[str | list[int] | list[ChatMessage]]
-    ) -> list[list[int]]:
-        return [await self._gateway.encode(model, prompt) for prompt in prompts]
+        self, model: str, prompts: Sequence[str | list[int] | list[ChatMessage]], tenant: Tenant,
+        deadline_s: float,
+    ) -> list[list[int]]:  # fmt: skip
+        encode = self._gateway.encode
+        return [await encode(model, prompt, tenant, deadline_s) for prompt in prompts]
 
     async def _stream(
         self, request: Request, body: SamplingFields, reply: replies.Reply, asks: list[Ask],

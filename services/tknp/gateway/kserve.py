@@ -85,11 +85,11 @@ class OpenInferenceFace:
         stops = [] if stop is None else [_text("stop", stop)]
         check_stops(stops)
         prompt = _prompt(request)
-        ids = await gateway.encode(request.model_name, prompt)
+        deadline_s = gateway.deadline_s(_number("timeout_s", options.get("timeout_s", 0)))
+        ids = await gateway.encode(request.model_name, prompt, tenant, deadline_s)
         ask = gateway.ask(
-            request.model_name, ids, _sampling(options), tenant, stop=stops,
+            request.model_name, ids, _sampling(options), tenant, deadline_s, stop=stops,
             priority=int(_number("priority", options.get("priority", 0), whole=True)),
-            timeout_s=_number("timeout_s", options.get("timeout_s", 0)) or None,
             request_id=request.id,
         )  # fmt: skip
         text, out, finish = "", list[int](), None

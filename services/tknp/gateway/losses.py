@@ -46,8 +46,7 @@ class Losses:
         """The pool to begin with; waits if it has gone since the request was let in."""
         if not self._most:
             return self._pools.pick(self._model)
-        left_s = self._deadline_s - time.monotonic()
-        return await self._pools.wait(self._model, max(0.0, min(left_s, self._wait_s)))
+        return await self._pools.wait(self._model, self._wait_s, self._deadline_s)
 
     async def next(self, lost: Upstream, error: TknpError, *, brought: bool) -> Upstream:
         """Where to go on after `error` at `lost`; raises `error` where that is for the client.

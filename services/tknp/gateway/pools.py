@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tknp.client import Client
-from tknp.errors import InvalidValue, TknpError, Unavailable
+from tknp.errors import DeadlineExceeded, InvalidValue, TknpError, Unavailable
 from tknp.v1.common_pb2 import Phase
 from tknp.v1.coordinator_pb2 import Status
 from tknp.v1.inference_pb2 import GetModelResponse
@@ -187,16 +187,24 @@ class Pools:
             raise Unavailable(self._why(serving))
         return min(ready, key=lambda upstream: upstream.load)
 
-    async def wait(self, name: str, longest_s: float) -> Upstream:
-        """As `pick`, but waits for a pool to come (back); raises what `pick` said last."""
+    async def wait(self, name: str, longest_s: float, deadline_s: float = float("inf")) -> Upstream:
+        """As `pick`, but waits for a pool to come (back); raises what `pick` said last.
+
+        At `deadline_s`, on the clock of `time.monotonic`, it raises DeadlineExceeded instead.
+        """
         try:
-            async with asyncio.timeout(longest_s):
+            async with asyncio.timeout(max(0.0, min(longest_s, deadline_s - time.monotonic()))):
                 while True:
                     with contextlib.suppress(Unavailable):
                         return self.pick(name)
                     await self.looked()
         except TimeoutError:
-            return self.pick(name)
+            try:
+                return self.pick(name)
+            except Unavailable as error:
+                if time.monotonic() < deadline_s:
+                    raise
+                raise DeadlineExceeded(f"the time was up: {error}") from error
 
     def _why(self, upstreams: Sequence[Upstream]) -> str:
         if not upstreams:

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from tknp.errors import Unavailable
+from tknp.errors import CapacityError, DeadlineExceeded, InvalidValue, Unavailable
+from tknp.gateway.gateway import Gateway
 from tknp.gateway.holding import Holding
+from tknp.gateway.keys import Tenant
+from tknp.gateway.ledger import Limit, Use
 from tknp.gateway.pools import Pools, UnknownModel
+from tknp.gateway.settings import GatewaySettings
 from tknp.v1.coordinator_pb2 import Status
 from tknp.v1.inference_pb2 import GetModelResponse
+
+ANYBODY = Tenant("anybody")
 
 
 class Told:
@@ -28,6 +34,10 @@ class Told:
 
     async def model(self, timeout_s: float) -> GetModelResponse:
         return GetModelResponse(name="m", max_model_len=self.longest)
+
+    async def tokenize(self, text: str, timeout_s: float, add_special_tokens: bool) -> list[int]:
+        assert timeout_s <= 0.02
+        raise Unavailable("the connection was lost")
 
     async def close(self) -> None:
         pass
@@ -56,16 +66,16 @@ async def waiters(holding: Holding, count: int) -> None:
 
 async def test_a_request_waits_until_its_pool_is_back(world: Any, client: Told) -> None:
     holding = Holding(world.pools, most=2, longest_s=3600)
-    assert (await holding.pick("m")).target == "a:1"
+    assert (await holding.pick("m", ANYBODY)).target == "a:1"
     client.up = False
     await world.pools.looked()
-    held = [asyncio.create_task(holding.pick("m")) for _ in range(2)]
+    held = [asyncio.create_task(holding.pick("m", ANYBODY)) for _ in range(2)]
     await waiters(holding, 2)
     with pytest.raises(Unavailable, match=r"2 requests wait already: .*nobody answers"):
-        await holding.pick("m")
+        await holding.pick("m", ANYBODY)
     held.pop().cancel()  # its client has gone: there is a place again
     await waiters(holding, 1)
-    held.append(asyncio.create_task(holding.pick("m")))
+    held.append(asyncio.create_task(holding.pick("m", ANYBODY)))
     await waiters(holding, 2)
     client.up, client.longest = True, 128
     assert [upstream.target for upstream in await asyncio.gather(*held)] == ["a:1", "a:1"]
@@ -78,13 +88,49 @@ async def test_nobody_waits_longer_than_allowed(world: Any, client: Told) -> Non
     await world.pools.looked()
     for holding in (Holding(world.pools, 9, 0), Holding(world.pools, 9, 0.01)):
         with pytest.raises(Unavailable, match="nobody answers"):
-            await holding.pick("m")
+            await holding.pick("m", ANYBODY)
         assert holding.waiting == 0
+
+
+async def test_nobody_waits_beyond_the_deadline_of_the_request(client: Told) -> None:
+    """For a pool that is away, or for one that breaks whenever it is asked for ids."""
+    told: Any = client
+    gateway = Gateway(GatewaySettings(pools=("a:1",), hold_s=3600, timeout_s=60), lambda _: told)
+    tenant = gateway.keys.tenant(None)
+    await gateway.start()
+    async with asyncio.timeout(60):
+        with pytest.raises(DeadlineExceeded, match="time was up"):
+            await gateway.encode("m", "ab", tenant, gateway.deadline_s(0.02))
+        client.up = False
+        await gateway.pools.looked()
+        with pytest.raises(DeadlineExceeded, match=r"time was up: .*nobody answers"):
+            await gateway.encode("m", "ab", tenant, gateway.deadline_s(0.02))
+    assert gateway.deadline_s(3600) <= gateway.deadline_s()
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidValue, match="timeout_s"):
+            gateway.deadline_s(wrong)
+    await gateway.close()
+
+
+async def test_a_key_waits_with_as_many_as_it_may_have(world: Any, client: Told) -> None:
+    holding, key = Holding(world.pools, 9, 3600), Tenant("a", limit=Limit(requests=2))
+    client.up = False
+    await world.pools.looked()
+    key.used = Use(1, 5)
+    held = asyncio.create_task(holding.pick("m", key))
+    await waiters(holding, 1)
+    with pytest.raises(CapacityError, match="2 requests of 5 tokens of a are in flight"):
+        await holding.pick("m", key)
+    others = asyncio.create_task(holding.pick("m", ANYBODY))
+    await waiters(holding, 2)
+    client.up = True
+    await asyncio.gather(held, others)
+    assert holding.waiting == 0
 
 
 async def test_a_model_that_nobody_serves_is_refused_at_once(world: Any) -> None:
     with pytest.raises(UnknownModel):
-        await Holding(world.pools, 9, 3600).pick("other")
+        await Holding(world.pools, 9, 3600).pick("other", ANYBODY)
 
 
 async def test_it_is_open_until_a_pool_has_been_away_too_long(world: Any, client: Told) -> None:

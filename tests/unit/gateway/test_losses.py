@@ -32,7 +32,7 @@ class Breaking:
     async def model(self, timeout_s: float) -> GetModelResponse:
         return GetModelResponse(name="m", max_model_len=64)
 
-    async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+    async def tokenize(self, text: str, timeout_s: float, add_special_tokens: bool) -> list[int]:
         self.calls += 1
         if self.calls <= self.broken:
             raise GONE
@@ -114,15 +114,16 @@ async def test_without_replays_nobody_waits(pools: Pools) -> None:
 async def test_a_pool_that_breaks_while_it_tokenizes(replays: int, calls: int) -> None:
     client: Any = Breaking(broken=1)
     gateway = Gateway(GatewaySettings(pools=("a:1",), replays=replays), lambda _: client)
+    tenant = gateway.keys.tenant(None)
     await gateway.start()
     try:
         if replays:
-            assert await gateway.encode("m", "ab") == [97, 98]
+            assert await gateway.encode("m", "ab", tenant, gateway.deadline_s()) == [97, 98]
         else:
             with pytest.raises(Unavailable, match="connection was lost"):
-                await gateway.encode("m", "ab")
+                await gateway.encode("m", "ab", tenant, gateway.deadline_s())
             with pytest.raises(Unavailable):  # nobody is let in, whatever the prompt is
-                await gateway.encode("m", [1, 2])
+                await gateway.encode("m", [1, 2], tenant, gateway.deadline_s())
     finally:
         await gateway.close()
     assert client.calls == calls
