@@ -2,6 +2,7 @@
 
     python bench/loadgen.py            lag, burst, chunks a second, memory, a table
     python bench/loadgen.py --json
+    python bench/loadgen.py --seconds 5      lag over 5 s instead of 60
 
     lag       Poisson arrivals at 1,000/s of one-token requests: how late they leave, and the rate
     burst     128 prompts of 32,898 ids released together: first to last
@@ -161,10 +162,12 @@ def memory(url: str, api: str) -> list[Row]:
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
+    flags = parser(__doc__)
+    flags.add_argument("--seconds", type=float, help="of the measurement of lag (60; 5 if --quick)")
+    options = flags.parse_args()
     os.sched_setaffinity(0, cores()[0])
     rows = []
-    seconds = 5.0 if options.quick else 60.0
+    seconds = options.seconds or (5.0 if options.quick else 60.0)
     for attempt in range(tries(options, 1)):
         for api in APIS:
             note(f"{api}, try {attempt + 1}")

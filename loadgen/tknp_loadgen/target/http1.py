@@ -2,8 +2,8 @@
 
 httptools parses; this keeps connections. A request is written within `start`, and bodies are handed
 over inside the protocol's callback, so that a stamp is taken when the event loop gets the bytes and
-not when some task gets its turn. There is no read buffer to fill and no limit to a line: whatever
-the socket holds is taken, up to 256 KiB at once.
+not when some task gets its turn. There is no limit to a line: whatever the event loop reads is
+taken.
 
     open      N connections at once, none of which a measured request has to wait for
     take      an idle one, the most recently used
