@@ -282,8 +282,9 @@ def test_long_lists_come_in_parts(api: Api, service: Service, do: Callable[[Step
 
 
 def test_optional_groups_are_found_or_not(api: Api) -> None:
-    assert "tokenparallelservices" in api.served("tknp.io")
-    assert api.served("no-such.example") == ()
+    assert "tokenparallelservices" in api.served("/apis/tknp.io/v1alpha1")
+    assert api.served("/apis/tknp.io/v1") == ()  # of the group, but another version
+    assert api.served("/apis/no-such.example/v1") == ()
 
 
 def test_refusals_say_what_and_nobody_is_unreachable(

@@ -134,11 +134,10 @@ class Api:
             options["gracePeriodSeconds"] = grace_s
         self.request("DELETE", kind.path(namespace, name), None, options)
 
-    def served(self, group: str) -> Sequence[str]:
-        """Resources of an API group; empty where the cluster doesn't have it."""
+    def served(self, prefix: str) -> Sequence[str]:
+        """Resources of a group's version such as /apis/ray.io/v1; empty: the cluster has it not."""
         try:
-            versions = self.request("GET", f"/apis/{group}")["versions"]
-            found = self.request("GET", f"/apis/{versions[0]['groupVersion']}")
+            found = self.request("GET", prefix)
         except Refusal as refusal:
             if refusal.code in (403, 404):
                 return ()

@@ -56,9 +56,7 @@ class Controller:
 
     def start(self) -> None:
         """Begin to follow the cluster, without acting. Raises Refusal or Unreachable."""
-        self._served = tuple(
-            kind for kind in OPTIONAL if kind.plural in self._api.served(kind.prefix.split("/")[2])
-        )
+        self._served = tuple(k for k in OPTIONAL if k.plural in self._api.served(k.prefix))
         self._mirrors |= {kind.name: self._mirror(kind) for kind in self._served}
         for mirror in self._mirrors.values():
             mirror.start()

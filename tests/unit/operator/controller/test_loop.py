@@ -42,7 +42,7 @@ class Server:
         threading.Event().wait()  # nothing happens any more
         yield from ()
 
-    def served(self, group: str) -> tuple[str, ...]:
+    def served(self, prefix: str) -> tuple[str, ...]:
         return ()
 
     def request(self, method: str, path: str, query: Any = None) -> Any:
