@@ -1,11 +1,12 @@
 """One replica acts, the others follow the cluster and wait: a Lease, by the package's own elector.
 
-    the leader renews every retry_s; cut off it ends its process, `stops_s` after it last could
+    the leader renews every retry_s; its watchdog ends the process `stops_s` after it last did
     others act lease_s after they have seen it renewed last, which is later than that
 
-However the API server is lost (refusing, cut off, hanging), a request of the lock ends within
-request_s. A leader that was frozen finds another one's name when it wakes up, and ends. So two
-never act at once, and the next one acts within 20 s.
+Time counts from the start of the last request that renewed, by a thread that asks nobody: however
+the API server is lost (refusing, cut off, hanging, answering byte by byte), and whenever a leader
+was frozen, it ends in time, or at once when it wakes up. So two never act at once, and the next one
+acts within 20 s. A request that nothing answers ends within request_s, to be tried again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import threading
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -36,11 +39,11 @@ class Times(NamedTuple):
 
     @property
     def stops_s(self) -> int:
-        """Longest from its last renewal to a leader's end: it sleeps, tries, and tries once more.
+        """Longest from its last renewal to a leader's end, whatever its elector does meanwhile.
 
-        A try is two requests.
+        Short of lease_s, so that what it has begun is over when another one acts.
         """
-        return self.retry_s + self.renew_s + 2 * self.request_s
+        return self.lease_s - self.retry_s
 
     @property
     def takeover_s(self) -> int:
@@ -64,7 +67,16 @@ def lead(
         log.error("the lease is lost")
         os._exit(1)  # at once: another may act from now on
 
+    lock = lock_of(api, namespace, name, identity, times.request_s)
+    renewals = Renewals(lock)
+
+    def watch() -> None:
+        while (left_s := renewals.last_s + times.stops_s - time.monotonic()) > 0:
+            time.sleep(left_s)
+        lost()
+
     def acting() -> None:
+        threading.Thread(target=watch, name="watchdog", daemon=True).start()
         try:
             act()
         except BaseException:
@@ -72,8 +84,8 @@ def lead(
             os._exit(1)  # rather than renew the lease and do nothing
 
     settings = electionconfig.Config(
-        lock_of(api, namespace, name, identity, times.request_s), lease_duration=times.lease_s,
-        renew_deadline=times.renew_s, retry_period=times.retry_s,
+        lock, lease_duration=times.lease_s, renew_deadline=times.renew_s,
+        retry_period=times.retry_s,
         onstarted_leading=acting, onstopped_leading=lost,
     )  # fmt: skip
     try:
@@ -81,6 +93,25 @@ def lead(
     except BaseException:
         log.exception("the election can't go on")
         os._exit(1)  # rather than act without a lease, or wait for ever
+
+
+class Renewals:
+    """`last_s`: when the last request that wrote `lock` was begun, by the monotonic clock."""
+
+    def __init__(self, lock: LeaseLock, clock: Callable[[], float] = time.monotonic) -> None:
+        self.last_s = clock()
+
+        def noting(write: Callable[..., bool]) -> Callable[..., bool]:
+            def done(*arguments: Any, **named: Any) -> bool:
+                began_s = clock()
+                if written := write(*arguments, **named):
+                    self.last_s = began_s
+                return written
+
+            return done
+
+        for verb in ("create", "update"):
+            setattr(lock, verb, noting(getattr(lock, verb)))
 
 
 def lock_of(
