@@ -13,7 +13,7 @@
 {{- end -}}
 
 {{- define "tknp.service" -}}
-{{- default .Release.Name .Values.service.name | trunc 40 | trimSuffix "-" -}}
+{{- default .Release.Name .Values.service.name | trunc 39 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "tknp.labels" -}}

@@ -22,13 +22,14 @@ from tknp_operator.api.values import Free, Key, Seconds
 GROUP, VERSION, KIND = "tknp.io", "v1alpha1", "TokenParallelService"
 PLURAL = "tokenparallelservices"
 
-LONGEST_NAME = 40
+LONGEST_NAME = 39  # KubeRay takes 47, and "-gateway" is behind it
 NAME = Rule(
     "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
     lambda name: (
         len(name) <= LONGEST_NAME and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) is not None
     ),
-    "metadata.name begins host names: use at most 40 of a-z, 0-9 and -, a letter first",
+    f"metadata.name begins host names: use at most {LONGEST_NAME} of a-z, 0-9 and -, a letter "
+    "first",
 )
 
 

@@ -73,7 +73,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"crds": {"upgrade": True}, "operator": {"enabled": False}}, "operator.enabled"),
     ({"service": {"enabled": True}}, "service.spec.model"),
     ({"service": {"enabled": True, "spec": {"model": {"name": "m"}}}}, "service.spec.decode"),
-    ({"service": {"enabled": True, "name": "a" * 41}}, "name"),
+    ({"service": {"enabled": True, "name": "a" * 40}}, "name"),
     ({"service": {**SERVICE, "spec": {**SERVICE["spec"], "decode": {"nodes": 3, "copies": 2}}}},
      "make it even"),
     ({"service": SERVICE, "operator": {"watchNamespace": "other"}}, "operator.watchNamespace"),

@@ -39,7 +39,7 @@ RESTRICTED = ("configMap", "emptyDir", "image", "persistentVolumeClaim", "secret
 def service(name: str) -> Service:
     spec = SERVICES[name]
     return parse({
-        "metadata": {"name": "a" * 40, "namespace": "n" * 63, "uid": "u-0"},
+        "metadata": {"name": "a" * 39, "namespace": "n" * 63, "uid": "u-0"},
         "spec": {**spec, "image": "i", "decode": {**spec["decode"], "nodes": 2},
                  "scheduling": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"},
                                 "priorityClassName": "p"},

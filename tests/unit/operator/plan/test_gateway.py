@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tknp.gateway.settings import settings_from_text
+from tknp_operator.api.spec import LONGEST_NAME
 from tknp_operator.build.gateway import gateway_command
 from tknp_operator.build.ray_service import RAY_VERSION, ray_service
 
@@ -139,6 +140,12 @@ def test_what_kuberay_is_told_is_what_ray_and_the_gateway_take(world: Any) -> No
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         (container,) = group["template"]["spec"]["containers"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_the_longest_name_leaves_room_for_what_kuberay_appends(world: Any) -> None:
+    """KubeRay refuses a RayService whose name has more than 47 characters."""
+    world.service["metadata"]["name"] = "s" * LONGEST_NAME
+    assert len(ray_service(world.parsed())["metadata"]["name"]) <= 47
 
 
 def test_ray_is_asked_how_it_is_by_the_kubelet_itself(world: Any) -> None:
