@@ -112,5 +112,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and $v.load.pool (not (hasPrefix "grpc://" $v.load.target)) -}}
 {{- fail (printf "load.pool is for a coordinator's gRPC port, and load.target=%s: set grpc://%s-coordinator:50051 or leave load.pool out" $v.load.target $v.load.pool) -}}
 {{- end -}}
+{{- if and $v.load.tlsSecret (not $v.load.pool) -}}
+{{- fail (printf "load.tlsSecret=%s is of a pool: set load.pool or leave load.tlsSecret out" $v.load.tlsSecret) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

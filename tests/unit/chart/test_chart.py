@@ -84,6 +84,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
      "networkPolicy.enabled"),
     ({"load": {**LOAD, "pool": "demo", "target": "http://demo-gateway:8000"}},
      "leave load.pool out"),
+    ({"load": {**LOAD, "tlsSecret": "mine"}}, "set load.pool"),
     ({"monitoring": {"podMonitor": {"pools": [{"ranks": 2}]}}}, "name"),
     ({"networkPolicy": {"gatewayFrom": "everybody"}}, "gatewayFrom"),
     ({"monitoring": {"podMonitor": {"enabled": "auto"}}}, "enabled"),

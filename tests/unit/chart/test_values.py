@@ -60,3 +60,19 @@ def test_pools_applied_by_hand_are_scraped_too(render: Render) -> None:
     assert ports == [f"metrics-{t}" for t in range(4)]
     (end,) = monitors["other-gateway"]["podMetricsEndpoints"]
     assert end["scheme"] == "https"
+
+
+@pytest.mark.parametrize("theirs", ["", "mine"])
+def test_load_trusts_the_ca_that_the_pool_shows(render: Render, theirs: str) -> None:
+    values = {"enabled": True, "pool": "demo", "target": "grpc://demo-coordinator:50051",
+              "traceConfigMap": "t", "resultsClaim": "r", "tlsSecret": theirs}  # fmt: skip
+    (job,) = [o for o in render({"load": values}) if o["kind"] == "Job"]
+    pod = job["spec"]["template"]["spec"]
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "internal"]
+    found = {item["path"]: (source["secret"]["name"], item["key"])
+             for source in volume["projected"]["sources"]
+             for item in source["secret"]["items"]}  # fmt: skip
+    assert found == {"ca.crt": (theirs or "demo-internal", "ca.crt"),
+                     "api-token": ("demo-internal", "api-token")}  # fmt: skip
+    command = pod["containers"][0]["command"]
+    assert {"--tls-ca=/etc/tknp/ca.crt", "--token-file=/etc/tknp/api-token"} <= set(command)
