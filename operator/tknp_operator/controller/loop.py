@@ -120,7 +120,7 @@ class Controller:
             return  # until it changes
         began, again_s, result = self._clock(), RESYNC_S, "done"
         try:
-            again_s = min(self._reconcile(obj, datetime.now(UTC)) or RESYNC_S, RESYNC_S)
+            again_s = self._reconcile(obj, datetime.now(UTC))
             self._failures.pop(key, None)
         except TknpError as error:
             tries = self._failures.get(key, (0, ""))[0] + 1
@@ -135,7 +135,8 @@ class Controller:
         self._metrics.seconds.observe(self._clock() - began)
         self._mark(key, again_s)
 
-    def _reconcile(self, obj: Mapping[str, Any], now: datetime) -> float | None:
+    def _reconcile(self, obj: Mapping[str, Any], now: datetime) -> float:
+        """Seconds until the next round, if nothing happens before."""
         service = _read(obj)
         made = plan(service, self._observed(service), now)
         for step in made.steps:
@@ -148,7 +149,7 @@ class Controller:
         ready = any(c["type"] == "Ready" and c["status"] == "True"
                     for c in service.prior.get("conditions") or ())  # fmt: skip
         self._metrics.ready.labels(*key).set(ready)
-        return made.again_s
+        return RESYNC_S if made.again_s is None else min(made.again_s, RESYNC_S)
 
     def _observed(self, service: Service) -> Observed:
         objects = {

@@ -57,8 +57,10 @@ def too_small(spec: Spec, memories: Sequence[int]) -> str:
         layout = layout_of(spec, memories)
     except InvalidValue as error:
         return str(error)
-    for node, memory in enumerate(memories if layout is not None else ()):
-        weights = layout.weight_bytes(Rank(node, 0)) if layout is not None else 0
+    if layout is None:
+        return ""
+    for node, memory in enumerate(memories):
+        weights = layout.weight_bytes(Rank(node, 0))
         if weights >= memory:
             return (f"node {node} would hold {weights / 2**30:.1f} GiB of weights on each rank of "
                     f"{memory / 2**30:.1f} GiB")  # fmt: skip

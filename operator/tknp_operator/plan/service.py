@@ -29,7 +29,7 @@ def plan(service: Service, observed: Observed, now: datetime) -> Plan:
     if service.deleting:
         return _end(service, observed, now)
     if FINALIZER not in service.finalizers:
-        return Plan((SetFinalizers((*service.finalizers, FINALIZER)),), 0.0)
+        return Plan((SetFinalizers((*service.finalizers, FINALIZER)),))  # which makes it due again
     try:
         layout_of(service.spec)
         wanted_hash = compatibility(service)
@@ -67,8 +67,8 @@ def plan(service: Service, observed: Observed, now: datetime) -> Plan:
     if blocked:
         return _told(service, observed, now, steps, Outcome("Hydrating", blocked), placed,
                      current, 30.0)  # fmt: skip
-    why = why_new(observed, current, (wanted_hash, shown_by(secret)), placed, lost)
     certificate = shown_by(secret)
+    why = why_new(observed, current, (wanted_hash, certificate), placed, lost)
     if old is not None and current is not None:
         outcome = go_on(service, observed, old, current, placed, why, lost, now, steps)
         current = old if outcome.reason == "Surging" else current

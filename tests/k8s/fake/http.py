@@ -330,7 +330,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _watch(self, target: _Target, wanted: Callable[[dict[str, Any]], bool]) -> None:
         watch = Watch(self.server_side.api.store, target.kind, target.namespace, wanted, self.query)
         batches = watch.batches(self.server_side.closing)
-        first = next(batches, None)  # raises before a header is sent
+        first = next(batches, None)  # comes at once, so that a watcher hears it has begun
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")

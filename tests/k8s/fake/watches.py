@@ -29,7 +29,10 @@ class Watch:
     query: Mapping[str, str]
 
     def batches(self, closing: threading.Event) -> Iterator[list[Object]]:
-        """Batches of watch events; an empty one is a moment without any."""
+        """Batches of watch events: one at once, then one whenever there may be some.
+
+        A past that is forgotten is an ERROR event, after which nothing comes.
+        """
         store, kind, query = self.store, self.kind, self.query
         ends_s = time.monotonic() + float(query.get("timeoutSeconds") or _DEFAULT_WATCH_S)
         bookmarks = query.get("allowWatchBookmarks", "").lower() in ("1", "true")
