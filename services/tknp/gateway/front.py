@@ -4,9 +4,9 @@
     client -- gRPC, TLS ------> a listener of each replica --> `grpc_server`
 
 A chunk passes one process between pool and client. Leaving lets what runs end: new connections go
-to other replicas, idle ones are closed, and calls of both kinds are waited for, however long they
-take, except those that watch its health: they are told and ended. Serve ends the process of a
-replica that is not done within `timeout_s`.
+to other replicas, idle ones are closed, and calls of both kinds are waited for, except those
+that watch its health: they are told and ended. Serve ends the process of a replica that is not done
+within `timeout_s`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from grpc import aio
 
 from tknp.errors import Unavailable
 from tknp.gateway.gateway import Gateway
+from tknp.gateway.generation import UNREAD_S
 from tknp.gateway.grpc_server import add_services
 from tknp.gateway.ports import take_http
 from tknp.gateway.settings import GatewaySettings
@@ -31,7 +32,6 @@ from tknp.rpc.channel import PENDING_CALLS
 from tknp.rpc.pem import read_ca, read_pair
 
 _KEEP_ALIVE_S = 75  # most clients and balancers keep connections for less: it is they who close
-_LONGEST_CALL_S = 24 * 3600.0
 
 
 class _Server(uvicorn.Server):
@@ -66,7 +66,7 @@ async def front(gateway: Gateway, app: FastAPI, path: str) -> AsyncIterator[None
         http.should_exit = True
         ends: list[Any] = [serving]
         if calls is not None:
-            ends.append(calls.stop(_LONGEST_CALL_S))
+            ends.append(calls.stop(settings.timeout_s + UNREAD_S))
         await asyncio.gather(*ends)
 
 

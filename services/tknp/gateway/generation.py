@@ -26,6 +26,8 @@ from tknp.v1.inference_pb2 import Finish, GenerateRequest
 
 log = logging.getLogger(__name__)
 _SLACK_S = 5.0  # the pool ends an overdue request itself, and says so
+UNREAD_S = 10.0
+"""How long after its deadline an answer that its client does not read is given up."""
 
 
 @dataclass(frozen=True, slots=True)

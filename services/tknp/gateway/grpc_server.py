@@ -5,15 +5,17 @@
 
 Methods are found in the protos' descriptors: one that is added there needs a method of its face
 only. A call that is cancelled, or whose deadline passes, cancels its handler and so its request at
-the pool.
+the pool. So does a client that has not read an answer `UNREAD_S` after the deadline of its request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -23,8 +25,9 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from tknp.errors import TknpError
+from tknp.errors import DeadlineExceeded, TknpError
 from tknp.gateway.gateway import Gateway
+from tknp.gateway.generation import UNREAD_S
 from tknp.gateway.grpc_face import InferenceFace
 from tknp.gateway.kserve import OpenInferenceFace
 from tknp.gateway.rich_errors import message_of, trailers_of
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
 OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_AGAIN_S = 0.1
 Context = aio.ServicerContext[Any, Any]
 _HANDLERS = {
     False: grpc.unary_unary_rpc_method_handler, True: grpc.unary_stream_rpc_method_handler,
@@ -100,9 +104,15 @@ def _handler(
 
     async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            async with aclosing(call(request, _metadata(context))) as responses:
+            until_s = gateway.deadline_s(request.timeout_s) + UNREAD_S
+            async with (
+                aclosing(call(request, _metadata(context))) as responses,
+                _ended(responses, until_s) as late,
+            ):
                 async for response in responses:
                     yield response
+                if late.done():
+                    raise DeadlineExceeded("what came had not been read when the time was up")
         except Exception as error:
             await _refuse(gateway, name, error, context)
         gateway.metrics.answered(name, "ok")
@@ -111,6 +121,33 @@ def _handler(
     parse, write = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
     make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = _HANDLERS[method.server_streaming]
     return make(chosen, parse.FromString, write.SerializeToString)
+
+
+@asynccontextmanager
+async def _ended(
+    responses: AsyncGenerator[Any, None], until_s: float
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Close `responses` at `until_s`, if this context lasts so long: the task that does so.
+
+    Whoever iterates is stuck then, since a message is not sent before the one before it has been
+    read. A status isn't either, so the call itself goes on, but holds nothing.
+    """
+
+    async def end() -> None:
+        wait_s = until_s - time.monotonic()
+        while True:
+            await asyncio.sleep(wait_s)
+            try:
+                return await responses.aclose()
+            except RuntimeError:  # it makes a message just now
+                wait_s = _AGAIN_S
+
+    task = asyncio.create_task(end())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _metadata(context: Context) -> dict[str, str]:

@@ -12,11 +12,11 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -31,6 +31,7 @@ from tknp.gateway.openai import convert, replies
 from tknp.gateway.openai.body import BodyLimit
 from tknp.gateway.openai.described import GENERATED, errors
 from tknp.gateway.openai.errors import ErrorReply, reply_of
+from tknp.gateway.openai.held import HeldStream
 from tknp.gateway.openai.requests import (
     ChatRequest,
     CompletionRequest,
@@ -208,20 +209,7 @@ class Api:
         held.push_async_callback(found.aclose)  # type: ignore[attr-defined]
         first = await _unless_gone(request, anext(found))
         stream = events(reply, len(asks), first, found, include_usage=usage)
-        return HeldStream(stream, held.pop_all())
-
-
-class HeldStream(StreamingResponse):
-    """Server-sent events; gives back what `held` holds however the stream ends."""
-
-    def __init__(self, content: AsyncIterator[bytes], held: AsyncExitStack) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(content, media_type="text/event-stream", headers=headers)
-        self._held = held
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async with self._held:
-            await super().__call__(scope, receive, send)
+        return HeldStream(stream, held.pop_all(), asks[0].deadline_s)
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -78,22 +79,27 @@ def serving(
 ) -> Callable[..., AbstractAsyncContextManager[SimpleNamespace]]:
     """`async with serving(target, ...) as served`: a gateway, behind HTTP at `served.url`.
 
-    Keywords are settings of the gateway. `served.gateway` is the Gateway itself.
+    Keywords are settings of the gateway. `served.gateway` is the Gateway itself. `send_bytes`: what
+    the kernel keeps of an answer that is not read; None: as much as it likes.
     """
     import uvicorn
 
-    from tknp.cli.ports import free_ports
     from tknp.gateway.gateway import Gateway
     from tknp.gateway.http import create_app
     from tknp.gateway.settings import GatewaySettings
 
     @asynccontextmanager
-    async def serve(*targets: str, **settings: Any) -> AsyncIterator[SimpleNamespace]:
+    async def serve(
+        *targets: str, send_bytes: int | None = None, **settings: Any
+    ) -> AsyncIterator[SimpleNamespace]:
         gateway = Gateway(GatewaySettings(pools=targets, **settings))
-        (port,) = free_ports(1)
-        config = uvicorn.Config(create_app(gateway), port=port, log_level="warning", ws="none")
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server._serve())  # `serve` would take this process's signals
+        door = socket.create_server(("127.0.0.1", 0))
+        port = door.getsockname()[1]
+        if send_bytes is not None:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
+        server = uvicorn.Server(uvicorn.Config(create_app(gateway), log_level="warning", ws="none"))
+        # `serve` would take this process's signals
+        task = asyncio.create_task(server._serve(sockets=[door]))
         await until(lambda: server.started or task.done())
         try:
             yield SimpleNamespace(gateway=gateway, url=f"http://127.0.0.1:{port}", port=port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -140,6 +140,31 @@ async def test_health_is_watched(pool: str, tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 await stack.aclose()
                 assert [told.status async for told in watch] == [answer.NOT_SERVING]
+
+
+async def test_a_call_that_nobody_reads_keeps_no_place(
+    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    until: Callable[[Callable[[], bool]], Awaitable[None]],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("tknp.gateway.grpc_server.UNREAD_S", 0.1)
+    http_port, grpc_port = free_ports(2)
+    settings = GatewaySettings(pools=(pool,), http_port=http_port, grpc_port=grpc_port)
+    request = request_for("x", Sampling(max_tokens=100_000, logprobs=20))
+    request.timeout_s = 3
+    with ports_of(settings, tmp_path) as ports:
+        few = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+        async with (
+            replica(settings, ports.path) as gateway,
+            aio.insecure_channel(f"{LOOPBACK}:{grpc_port}", options=few) as channel,
+        ):
+            call = InferenceStub(channel).Generate(request)
+            answers = aiter(call)
+            assert (await anext(answers)).HasField("accepted")
+            await until(lambda: not gateway.inflight)
+            with pytest.raises(aio.AioRpcError) as raised:
+                [response async for response in answers]
+            assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "had not been read" in (raised.value.details() or "")
 
 
 async def test_a_port_is_nobody_elses(tmp_path: Path) -> None:

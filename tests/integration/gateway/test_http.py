@@ -164,6 +164,25 @@ async def test_a_reader_that_stops_reading_stalls_nobody(
     writer.close()
 
 
+async def test_a_reader_that_never_reads_again_keeps_no_place(
+    pool: Any, serving: Callable[..., Any], until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has asked for ends by its own timeout, and so does the answer."""
+    monkeypatch.setattr("tknp.gateway.openai.held.UNREAD_S", 0.1)
+    async with serving(pool.coordinator, send_bytes=1 << 13) as served:
+        small = socket.socket()
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 13)
+        small.connect(("127.0.0.1", served.port))
+        body = json.dumps({**ENDLESS, "n": 16, "logprobs": 20, "timeout_s": 3}).encode()
+        small.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: gateway\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        await until(lambda: served.gateway.inflight == 16)
+        await until(lambda: not served.gateway.inflight)
+        small.close()
+
+
 async def test_requests_of_a_replica_are_limited(
     pool: Any, serving: Callable[..., Any], until: Until
 ) -> None:
