@@ -2,8 +2,9 @@
 
     GenerateRequest -> key and limits -> ids -> least loaded pool -> GenerateResponse ...
 
-Free of Ray: `serve_app` hands in messages and metadata. A deadline of the call cancels it, as does
-a client that leaves; `timeout_s` of a request is kept by the pool besides. Where several models are
+Free of Ray: whoever serves it hands in messages and metadata, and closes a stream whose call has
+ended: on the gateway's own port at once, at Serve's proxies not always (see `serve_app`).
+`timeout_s` of a request is kept here and by the pool besides. Where several models are
 served, the metadatum `x-tknp-model` names one.
 """
 

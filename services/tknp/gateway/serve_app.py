@@ -11,9 +11,10 @@ of its own, without proxies. Nothing but this file, `serve_limits` and `serve_ru
 Replicas are scaled by the streams that they have. One that is to go away takes no more, and Serve
 waits for its last stream; an update starts the new replica before it ends the old one.
 
-Serve's gRPC proxy gives methods no deadline of the call: it cancels them instead, and that cancels
-the request at its pool. What fails there ends with an empty message and a status, since that proxy
-carries trailers on messages and not on exceptions.
+Serve's gRPC proxy gives methods no deadline of the call. It cancels a replica's call when its own
+ends early, but only while it waits for the replica's next message: otherwise the request goes on at
+its pool until it is done or its `timeout_s` has passed. What fails there ends with an empty message
+and a status, since that proxy carries trailers on messages and not on exceptions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
-from tknp.errors import TknpError
+from tknp.errors import InvalidValue, TknpError
 from tknp.gateway.front import front
 from tknp.gateway.gateway import Gateway
 from tknp.gateway.grpc_face import InferenceFace
@@ -257,9 +258,15 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     """The application that `args` describe: what `serve run`, `serve build` and configs name.
 
     Values may be text, as a command line gives them: `pools=HOST:PORT,HOST:PORT`. `settings=FILE`
-    reads the rest from a YAML file.
+    reads the rest from a YAML file. Raises InvalidValue, also for what only a gateway that listens
+    itself can keep.
     """
-    return application(settings_from_text(args))
+    settings = settings_from_text(args)
+    for name in ("http_cert", "http_key", "http_client_ca"):
+        if (value := getattr(settings, name)) is not None:
+            remedy = "has no effect here: TLS is the cluster's http_options"
+            raise InvalidValue(name, value, remedy)
+    return application(settings)
 
 
 def _metadata(context: Context) -> dict[str, str]:

@@ -88,36 +88,21 @@ def _sweep() -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def start(settings: GatewaySettings, ports: str | None = None) -> None:
+def start(settings: GatewaySettings, ports: str) -> None:
     """Start the application, or update it to `settings`; returns when it answers.
 
-    `ports`: path of the gateway's `Ports`. Without it Serve's own proxies listen, HTTP on the
-    host and port of `settings` and gRPC on every address.
+    `ports`: path of the gateway's `Ports`.
     """
     from ray import serve
-    from ray.serve.config import HTTPOptions, ProxyLocation, gRPCOptions
+    from ray.serve.config import ProxyLocation
     from ray.serve.schema import LoggingConfig
 
-    from tknp.gateway.serve_app import NAME, SERVICERS, application
+    from tknp.gateway.serve_app import NAME, application
 
     logging.getLogger("ray").setLevel(logging.WARNING)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
-    if ports is not None:
-        serve.start(proxy_location=ProxyLocation.Disabled, logging_config=quiet)
-    else:
-        serve.start(
-            proxy_location=ProxyLocation.HeadOnly,
-            http_options=HTTPOptions(
-                host=settings.http_host, port=settings.http_port, ssl_certfile=settings.http_cert,
-                ssl_keyfile=settings.http_key, ssl_ca_certs=settings.http_client_ca,
-            ),
-            grpc_options=gRPCOptions(
-                port=settings.grpc_port or 9000,
-                grpc_servicer_functions=list(SERVICERS) if settings.grpc_port else [],
-            ),
-            logging_config=quiet,
-        )  # fmt: skip
+    serve.start(proxy_location=ProxyLocation.Disabled, logging_config=quiet)
     try:
         app = application(settings, ports)
         serve.run(app, name=NAME, route_prefix="/", logging_config=quiet)
