@@ -7,29 +7,26 @@
 A pool is asked for as long as it is named. One that doesn't answer, or says that it is not ready,
 gets no requests until it does; what runs there is the business of `tknp.gateway.generation`. One
 that drains is left to its streams, and its address dialled anew: a Service may lead to another one
-by now.
+by now. One that its name has no more is left so, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tknp.client import Client
 from tknp.errors import DeadlineExceeded, InvalidValue, TknpError, Unavailable
+from tknp.gateway.addresses import addresses
 from tknp.v1.common_pb2 import Phase
 from tknp.v1.coordinator_pb2 import Status
 from tknp.v1.inference_pb2 import GetModelResponse
 
-log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _RESOLVE_S = 5.0
 _CALL_S = 3.0
-_DNS = "dns:"
 
 
 class UnknownModel(TknpError):
@@ -108,7 +105,7 @@ class Pools:
         self._clock = clock
         self._served_s = float("-inf")
         self._upstreams: dict[str, Upstream] = {}
-        self._left: list[Upstream] = []  # those that drain
+        self._left: list[Upstream] = []  # those that drain or are named no more
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -225,36 +222,26 @@ class Pools:
             self._left.remove(upstream)
             await upstream.client.close()
         await asyncio.gather(*(upstream.look() for upstream in self.upstreams))
-        for upstream in [upstream for upstream in self.upstreams if upstream.drains]:
-            self._left.append(upstream)
-            following = Upstream(upstream.target, self._connect(upstream.target))
-            following.model = upstream.model  # which is listed until it is asked anew
-            self._upstreams[upstream.target] = following
-            await following.look()
+        draining = [upstream for upstream in self.upstreams if upstream.drains]
+        await asyncio.gather(*(self._follow(upstream).look() for upstream in draining))
         if self.ready:
             self._served_s = self._clock()
         self._changed.set()
 
+    def _follow(self, drained: Upstream) -> Upstream:
+        """Whoever is at the address of `drained` now, which is left to its streams."""
+        following = Upstream(drained.target, self._connect(drained.target))
+        following.model = drained.model  # which is listed until it is asked anew
+        self._left.append(drained)
+        self._upstreams[drained.target] = following
+        return following
+
     async def _resolve(self) -> None:
-        found: list[str] = []
-        for target in self._targets:
-            found += await _addresses(target) if target.startswith(_DNS) else [target]
-        for address in found:
-            if address not in self._upstreams:
-                self._upstreams[address] = Upstream(address, self._connect(address))
-        for address in self._upstreams.keys() - set(found):
-            if self._upstreams[address].inflight == 0:
-                await self._upstreams.pop(address).client.close()
-
-
-async def _addresses(target: str) -> list[str]:
-    """Every address of dns:HOST:PORT; none while the name doesn't resolve."""
-    host, _, port = target.removeprefix(_DNS).rpartition(":")
-    loop = asyncio.get_running_loop()
-    try:
-        infos = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        log.warning("%s does not resolve: %s", target, error)
-        return []
-    hosts = sorted({str(info[4][0]) for info in infos})
-    return [f"[{h}]:{port}" if ":" in h else f"{h}:{port}" for h in hosts]
+        """Know the addresses of all targets; while one doesn't resolve, none is left."""
+        asked = await asyncio.gather(*(addresses(target) for target in self._targets))
+        found = {address for known in asked if known is not None for address in known}
+        for address in sorted(found - self._upstreams.keys()):
+            self._upstreams[address] = Upstream(address, self._connect(address))
+        if None not in asked:
+            for address in self._upstreams.keys() - found:
+                self._left.append(self._upstreams.pop(address))

@@ -89,3 +89,39 @@ async def test_a_name_that_still_leads_to_the_old_one_is_dialled_until_it_does_n
     await pools.looked()
     assert pools.pick("m").client is name.dialled[-1]
     assert pools.model("m").family == "new"
+
+
+async def test_a_pool_that_its_name_has_no_more_ends_its_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nobody is left while some name does not resolve."""
+    has: dict[str, list[str] | None] = {"a": ["a:1", "a:2"], "b": ["b:1"]}
+
+    async def addresses(target: str) -> list[str] | None:
+        return has[target]
+
+    monkeypatch.setattr("tknp.gateway.pools.addresses", addresses)
+    monkeypatch.setattr("tknp.gateway.pools._RESOLVE_S", 1.0)
+    name = Name()
+    pools = Pools(("a", "b"), name)
+    await pools.start()
+    gone = pools.upstreams[1]
+    client: Any = gone.client
+    with gone.taken():
+        has.update(a=["a:1"], b=None)
+        await looked_twice(pools)
+        assert gone in pools.upstreams
+        has.update(b=["b:1"])
+        await looked_twice(pools)
+        assert [upstream.target for upstream in pools.upstreams] == ["a:1", "b:1"]
+        assert not client.closed  # a stream is there
+    await looked_twice(pools)
+    assert client.closed
+    await pools.close()
+    assert all(connection.closed for connection in name.dialled)
+
+
+async def looked_twice(pools: Pools) -> None:
+    """Names are asked before pools are, so what they say has come by then."""
+    await pools.looked()
+    await pools.looked()
