@@ -24,6 +24,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tknp.cli.ports import free_ports
 from tknp.client import Client, Completion, RequestFailed, request_for
+from tknp.errors import InvalidValue
 from tknp.local import InProcessPool
 from tknp.v1 import open_inference_pb2 as oi
 from tknp.v1.common_pb2 import Sampling
@@ -255,3 +256,12 @@ async def test_the_open_inference_protocol(channel: aio.Channel, words: str) -> 
     with pytest.raises(aio.AioRpcError) as raised:
         await stub.ModelInfer(request)
     assert raised.value.code() == StatusCode.INVALID_ARGUMENT
+
+
+async def test_tls_is_refused_where_it_has_no_effect() -> None:
+    from tknp.gateway.serve_app import build
+
+    files = {"keys_file": "keys", "http_cert": "cert", "http_key": "key"}
+    with pytest.raises(InvalidValue, match="http_options") as raised:
+        build({"pools": "127.0.0.1:50051", "http_host": "0.0.0.0", **files})
+    assert raised.value.field == "http_cert"

@@ -58,16 +58,6 @@ def test_open_ports_have_to_be_said() -> None:
     assert opened.keys_file is None
 
 
-def test_tls_is_refused_where_it_has_no_effect() -> None:
-    pytest.importorskip("ray")
-    from tknp.gateway.serve_app import build
-
-    files = {"keys_file": "keys", "http_cert": "cert", "http_key": "key"}
-    with pytest.raises(InvalidValue, match="http_options") as raised:
-        build({"pools": POOL, "http_host": "0.0.0.0", **files})
-    assert raised.value.field == "http_cert"
-
-
 def test_a_file_and_what_a_command_line_says(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("pools: [dns:pools.local:50051]\nreplays: 0\nhttp_port: 8080\n")
