@@ -4,7 +4,8 @@
                              -> sandbox.py: volumes in a directory, paths in commands rewritten
                              -> names.py: names of pods and Services resolve to loopback addresses
 
-A pod has an address of its own in 127.77/16, which every process of the machine reaches on Linux.
+A pod has an address of its own in 127.77/16, which every process of the machine reaches on Linux;
+the second of pytest-xdist's workers takes 127.78/16, and so on, since ports of pods are the same.
 Images are not looked at: commands run with this Python environment first in PATH. Nothing is
 isolated: a pod sees the machine's files, and limits and security contexts do nothing.
 """

@@ -31,6 +31,7 @@ from .sandbox import NotYet, Sandbox, prepare
 
 _LOOK_S = 0.25
 _RESTART_S = 1.0
+_NET = 77 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
@@ -142,7 +143,8 @@ class Kubelet:
             elif node in self.nodes and node not in self.deaf:
                 if uid not in self.running:
                     self._addresses += 1
-                    address = f"127.77.{self._addresses // 250}.{self._addresses % 250 + 1}"
+                    third, fourth = divmod(self._addresses, 250)
+                    address = f"127.{_NET}.{third}.{fourth + 1}"
                     directory = self._directory / uid
                     directory.mkdir()
                     self.running[uid] = Running(pod, address, directory)
