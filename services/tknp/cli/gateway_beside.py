@@ -34,8 +34,8 @@ def gateway_beside(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options of a gateway, handed on as `gateway`: its ports, or None without one."""
 
     @click.option("--gateway/--no-gateway", default=False, show_default=True,
-                  help="Start OpenAI HTTP and the page beside the pool. Off by default: an idle "
-                       "Ray cluster takes more than 3% of two cores from decoding.")  # fmt: skip
+                  help="Start OpenAI HTTP and the page beside the pool. Off by default: Ray's "
+                       "processes share the pool's cores even while nobody asks.")  # fmt: skip
     @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True,
                   help="Of the gateway; 0: any free one.")  # fmt: skip
     @click.option("--grpc-port", type=click.IntRange(0, 65535), default=0, show_default=True,
