@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,12 +129,15 @@ async def stamped(rate: float, *, together: bool = False) -> AsyncIterator[tuple
 
 
 @asynccontextmanager
-async def gateway(pool: int, *, model: str = NAME) -> AsyncIterator[int]:
-    """A gateway of one replica before the pool of `model` at port `pool`: its HTTP port."""
+async def gateway(pool: int, *, model: str = NAME, flags: Sequence[str] = ()) -> AsyncIterator[int]:
+    """A gateway of one replica before the pool of `model` at port `pool`: its HTTP port.
+
+    `flags`: more of its command line.
+    """
     (http,) = free_ports(1)
     argv = [
         sys.executable, "-m", "tknp.cli.main", "gateway", "--http-port", str(http),
-        "--pool-target", f"{_LOOPBACK}:{pool}", "--max-replicas", "1",
+        "--pool-target", f"{_LOOPBACK}:{pool}", "--max-replicas", "1", *flags,
     ]  # fmt: skip
     async with Supervisor() as supervisor:
         await supervisor.start(Command("gateway", argv))
