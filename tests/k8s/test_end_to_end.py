@@ -102,8 +102,15 @@ def test_a_killed_decode_process_costs_no_stream(scene: Any, operator: Any, unti
 
 
 @pytest.mark.full
-def test_a_rolling_update_under_load_cuts_no_stream(scene: Any, operator: Any, until: Any) -> None:
-    here = scene("a", "b", change=with_gateway)
+@pytest.mark.parametrize("surge", [True, False], ids=["beside", "drained first"])
+def test_a_rolling_update_under_load_cuts_no_stream(
+    scene: Any, operator: Any, until: Any, surge: bool
+) -> None:
+    def change(spec: dict[str, Any]) -> None:
+        with_gateway(spec)
+        spec["drain"]["surge"] = surge
+
+    here = scene("a", "b", change=change)
     serving(here, until)
     prompts = [f"prompt {i}" for i in range(4)]
     expected = {prompt: "".join(stream(here, prompt, 100)) for prompt in prompts}
