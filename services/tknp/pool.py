@@ -32,14 +32,7 @@ class Pool:
     @cached_property
     def layout(self) -> Layout:
         """Who holds and owns what. Equal memories are assumed where none are declared."""
-        specs = [
-            NodeSpec(
-                memory_bytes=node.memory_bytes or 0,
-                root=node.role != "attention-owner",
-                owner=node.role != "decode-root",
-            )
-            for node in self.config.nodes
-        ]
+        specs = [NodeSpec.of(node.role, node.memory_bytes or 0) for node in self.config.nodes]
         config = self.config
         return make_layout(
             self.checkpoint.config, config.dtype, config.tp, specs,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tknp.cli.options import POSITIVE, Bytes, combined
+from tknp.cli.options import POSITIVE, Bytes, Roles, combined
 from tknp.layout.strategy import Strategy
 from tknp.planner.hardware import HARDWARE
 
@@ -88,6 +88,8 @@ def predicted(explained: Explanation) -> Timeline:
                  help="Groups of rows whose exchange runs under attention (helix)."),
     click.option("--inside", is_flag=True, default=None,
                  help="Sequence shards inside machines, not across (dcp, helix)."),
+    click.option("--roles", type=Roles(), default=(), metavar="ROLE,ROLE,...",
+                 help="Of each machine: decode-node, decode-root, attention-owner (tknp)."),
     click.option("--batch", type=POSITIVE, default=32, show_default=True, help="Requests."),
     click.option("--context", type=POSITIVE, default=4096, show_default=True,
                  help="Tokens of each."),

@@ -29,7 +29,7 @@ from tknp.cli.readiness import wait_until_ready
 from tknp.cli.serve import inherited_environment, serve_argv
 from tknp.cli.watch import beside, lost, stopped
 from tknp.client import Client
-from tknp.config import NodeConfig, PoolConfig, PrefillConfig, pool_from, write_pool
+from tknp.config import PoolConfig, pool_from, write_pool
 from tknp.errors import InvalidValue, TknpError
 from tknp.v1.coordinator_pb2 import Status
 
@@ -57,7 +57,8 @@ class LocalPool:
     """A pool on this machine. `settings`: fields of PoolConfig that the user gave.
 
     `nodes`, `tp`: as machines of a cluster would stand; the strategy may group their ranks
-    otherwise, see `tknp.layout.strategies.grid`. `kvp`: sequence shards.
+    otherwise, see `tknp.layout.strategies.grid`. `kvp`: sequence shards. `roles`: of each node;
+    empty: decode-node for all.
     `memories`: weights plus KV on each rank of each node, in bytes; empty: `kv_memory_bytes`.
     `port`: of the coordinator; 0: any free one. Other services listen on loopback only.
     """
@@ -71,6 +72,7 @@ class LocalPool:
     port: int
     memories: tuple[int, ...] = ()
     kvp: int | None = None
+    roles: tuple[str, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -97,14 +99,14 @@ class LocalPool:
             return tuple(f"{LOOPBACK}:{next(ports)}" for _ in range(count))
 
         nodes = [
-            NodeConfig(addresses(grid.tp), memory_bytes=m, metrics_addresses=addresses(grid.tp))
-            for m in self._memories(grid)
-        ]
+            {"addresses": addresses(grid.tp), "role": role, "memory_bytes": memory,
+             "metrics_addresses": addresses(grid.tp)}
+            for role, memory in zip(grid.roles or ("decode-node",) * grid.nodes,
+                                    self._memories(grid), strict=True)
+        ]  # fmt: skip
         replicas = [
-            PrefillConfig(
-                addresses(self.prefill_tp), addresses(1)[0],
-                metrics_addresses=addresses(self.prefill_tp),
-            )
+            {"addresses": addresses(self.prefill_tp), "data_plane": addresses(1)[0],
+             "metrics_addresses": addresses(self.prefill_tp)}
             for _ in range(self.prefill)
         ]  # fmt: skip
         return pool_from(
@@ -113,8 +115,8 @@ class LocalPool:
                 "coordinator": f"{self.host}:{self.port or next(ports)}",
                 "metrics_address": addresses(1)[0],
                 "data_plane": addresses(1)[0],
-                "nodes": [_plain(node) for node in nodes],
-                "prefill": [_plain(replica) for replica in replicas],
+                "nodes": nodes,
+                "prefill": replicas,
                 **given,
             }
         )
@@ -132,7 +134,7 @@ class LocalPool:
         }
         return grid(
             open_checkpoint(self.model).config, Strategy(str(settings.get("strategy") or "tknp")),
-            nodes=self.nodes, tp=self.tp, kvp=self.kvp, **asked,
+            nodes=self.nodes, tp=self.tp, kvp=self.kvp, roles=self.roles, **asked,
         )  # fmt: skip
 
     def _memories(self, grid: Grid) -> Sequence[int | None]:
@@ -146,10 +148,6 @@ class LocalPool:
                 f"{grid.nodes}",
             )  # fmt: skip
         return self.memories[:1] * grid.nodes
-
-
-def _plain(config: NodeConfig | PrefillConfig) -> dict[str, object]:
-    return {name: value for name, value in vars(config).items() if value is not None}
 
 
 def check(pool: PoolConfig) -> None:

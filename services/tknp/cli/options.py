@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from tknp.config import DataPlane, KvTransfer, StrategyName, parse_bytes
+from tknp.config import DataPlane, KvTransfer, Role, StrategyName, parse_bytes
 from tknp.model.config import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -57,6 +57,23 @@ class Bytes(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         return parse_bytes(param.human_readable_name if param else "size", value)
+
+
+class Roles(click.ParamType[tuple[str, ...]]):
+    """What each node is, separated by commas."""
+
+    name = "roles"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        roles = tuple(part.strip() for part in str(value).split(","))
+        for role in roles:
+            if role not in get_args(Role):
+                self.fail(f"{role!r}: name one of {', '.join(get_args(Role))} a node", param, ctx)
+        return roles
 
 
 class TokenIds(click.ParamType[tuple[int, ...]]):

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from tknp.cli.gateway_beside import GatewayPorts, gateway_beside, start_gateway
 from tknp.cli.local_pool import LocalPool, RunningPool, check, running
-from tknp.cli.options import POSITIVE, combined, option, pool_settings
+from tknp.cli.options import POSITIVE, Roles, combined, option, pool_settings
 from tknp.cli.output import err, out, plural
 from tknp.cli.processes import Interrupted
 from tknp.cli.status import services_table, title
@@ -52,6 +52,8 @@ def pool_options(model: str | None, port: int) -> Callable[[F], F]:
         option("--nodes", type=POSITIVE, default=2, show_default=True, help="Decode nodes."),
         option("--tp", type=POSITIVE, default=1, show_default=True, help="TP ranks of each node."),
         option("--kvp", type=POSITIVE, help="Sequence shards (dcp, helix); unset: the nodes."),
+        option("--roles", type=Roles(), default=(), metavar="ROLE,ROLE,...",
+               help="Of each node: decode-node, decode-root, attention-owner (tknp)."),
         option("--prefill", type=POSITIVE, default=1, show_default=True, help="Prefill replicas."),
         option("--prefill-tp", type=POSITIVE, default=1, show_default=True,
                help="TP ranks of each prefill replica."),
@@ -72,7 +74,8 @@ def pool_options(model: str | None, port: int) -> Callable[[F], F]:
 
 def local_pool(values: dict[str, Any]) -> LocalPool:
     """Split the values of `pool_options` into the pool's own and settings of PoolConfig."""
-    own = ("model", "nodes", "tp", "kvp", "prefill", "prefill_tp", "host", "port", "memories")
+    own = ("model", "nodes", "tp", "kvp", "roles", "prefill", "prefill_tp", "host", "port",
+           "memories")  # fmt: skip
     settings = {name: value for name, value in values.items() if name not in own}
     return LocalPool(**{name: values[name] for name in own}, settings=settings)
 

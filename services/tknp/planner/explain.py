@@ -5,6 +5,7 @@ model, strategy, pool, load --explain--> Explanation --as_dict--> JSON
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -124,11 +125,12 @@ def explain(
     microbatches: int | None = None,
     overlap: int | None = None,
     inside: bool | None = None,
+    roles: Sequence[str] = (),
 ) -> Explanation:
     """`model` on `nodes` machines of `tp` ranks. Raises InvalidValue for what can't be."""
     chosen = grid(
         model.config, strategy, nodes=nodes, tp=tp, kvp=kvp, copies=copies,
-        microbatches=microbatches, width=load.width, overlap=overlap, inside=inside,
+        microbatches=microbatches, width=load.width, overlap=overlap, inside=inside, roles=roles,
     )  # fmt: skip
     layout = _lay_out(model, hardware, chosen)
     room = capacity(model, layout, hardware)

@@ -6,6 +6,8 @@ where its programs are new, a generator beside `tknp.layout.rooted` (see docs/st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tknp.errors import InvalidValue
 from tknp.layout.strategies.base import Asked, Grid, NodeSpec, Placement, Rules
 from tknp.layout.strategies.dcp import Dcp
@@ -41,9 +43,11 @@ def grid(
     width: int | None = None,
     overlap: int | None = None,
     inside: bool | None = None,
+    roles: Sequence[str] = (),
 ) -> Grid:
     """The logical grid of `strategy` on `nodes` machines of `tp` ranks; None: its own choice.
 
+    `roles`: of each machine, decode-node, decode-root or attention-owner; empty: the first for all.
     Raises InvalidValue that names what can't be, why, and the nearest legal choice.
     """
     if nodes < 1 or tp < 1:
@@ -54,7 +58,11 @@ def grid(
         inside=inside,
     )  # fmt: skip
     rules = RULES[strategy]
-    asked = Asked(nodes, tp, kvp, copies, microbatches, width, overlap, inside)
+    if roles and "roles" not in rules.options:
+        raise InvalidValue("roles", ",".join(roles), _missing(strategy, "roles"))
+    if roles and len(roles) != nodes:
+        raise InvalidValue("roles", ",".join(roles), f"give one for each of {nodes} nodes")
+    asked = Asked(nodes, tp, kvp, copies, microbatches, width, overlap, inside, tuple(roles))
     chosen = rules.grid(config, asked)
     rules.check(config, chosen, chosen.specs(0))
     return chosen
@@ -69,7 +77,9 @@ def check_options(strategy: Strategy, **given: int | bool | None) -> None:
         if value is not True and value < 1:
             raise InvalidValue(name, value, "must be at least 1")
         if name not in options and (value is True or value != 1):
-            takers = ", ".join(s for s, rules in RULES.items() if name in rules.options)
-            raise InvalidValue(
-                name, value, f"{strategy} has no {name}: leave it out, or use {takers}"
-            )
+            raise InvalidValue(name, value, _missing(strategy, name))
+
+
+def _missing(strategy: Strategy, option: str) -> str:
+    takers = ", ".join(s for s, rules in RULES.items() if option in rules.options)
+    return f"{strategy} has no {option}: leave it out, or use {takers}"

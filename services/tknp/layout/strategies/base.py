@@ -32,6 +32,11 @@ class NodeSpec:
     root: bool = True
     owner: bool = True
 
+    @classmethod
+    def of(cls, role: str, memory_bytes: int) -> NodeSpec:
+        """A node of a `role` of the pool file: decode-node, decode-root or attention-owner."""
+        return cls(memory_bytes, role != "attention-owner", role != "decode-root")
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -40,6 +45,7 @@ class Asked:
     `kvp`: sequence shards. `copies`: of the weights. `microbatches`: streams. `width`: most owners
     of one request. `overlap`: groups of rows whose exchange overlaps attention (HOP-B).
     `inside`: sequence shards of one head group stand in one machine, not across machines.
+    `roles`: of each machine, as the pool file names them; empty: all root and own.
     """
 
     nodes: int
@@ -50,6 +56,7 @@ class Asked:
     width: int | None = None
     overlap: int | None = None
     inside: bool | None = None
+    roles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Grid:
     """`nodes` logical nodes of `tp` ranks, and the options of `strategy` with defaults filled in.
 
     `domain_ranks` ranks share NVLink: consecutive ones in node-major order, or, `inside`, in
-    t-major order.
+    t-major order. `roles`: of each node; empty: all root and own.
     """
 
     strategy: Strategy
@@ -69,10 +76,12 @@ class Grid:
     overlap: int = 1
     domain_ranks: int = 0
     inside: bool = False
+    roles: tuple[str, ...] = ()
 
     def specs(self, memory_bytes: int) -> list[NodeSpec]:
-        """Equal nodes of `memory_bytes` a rank."""
-        return [NodeSpec(memory_bytes)] * self.nodes
+        """Nodes of `memory_bytes` a rank."""
+        roles = self.roles or ("decode-node",) * self.nodes
+        return [NodeSpec.of(role, memory_bytes) for role in roles]
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,17 @@ from tknp.model.shard import check_tp
 class Tknp:
     """Single copy, offset microbatches, and dual active roots (section 4.5)."""
 
-    options = frozenset({"copies", "microbatches", "width"})
+    options = frozenset({"copies", "microbatches", "width", "roles"})
     divides: Divides = "tokens"
     spread = False
 
     def grid(self, config: ModelConfig, asked: Asked) -> Grid:
         copies = asked.copies or 1
         microbatches = asked.microbatches or copies
-        width = asked.width or asked.nodes
+        owners = sum(NodeSpec.of(role, 0).owner for role in asked.roles) or asked.nodes
         return Grid(
-            Strategy.TKNP, asked.nodes, asked.tp, copies, microbatches, width, 1, asked.tp
+            Strategy.TKNP, asked.nodes, asked.tp, copies, microbatches, asked.width or owners, 1,
+            asked.tp, roles=asked.roles,
         )  # fmt: skip
 
     def check(self, config: ModelConfig, grid: Grid, specs: list[NodeSpec]) -> None:
