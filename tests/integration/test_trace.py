@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from click.testing import CliRunner
 
-from tknp.cli.trace import middle_step, record
+from tknp.cli.main import main
+from tknp.cli.trace import record
 from tknp.client import Client, request_for
-from tknp.config import PoolConfig
+from tknp.config import PoolConfig, write_pool
 from tknp.errors import CapacityError, TknpError, Unavailable
 from tknp.layout.program import Kind
 from tknp.local import InProcessPool
-from tknp.planner import chrome
-from tknp.planner.spans import Span
-from tknp.planner.timeline import draw
 from tknp.v1.common_pb2 import Sampling
 
+T = TypeVar("T")
 LAYERS = 4
 
 
@@ -36,21 +37,21 @@ def pool_of(
     return make
 
 
-async def _traced(config: PoolConfig, steps: int) -> list[Span]:
-    """Record while requests run."""
+async def _serving(config: PoolConfig, recording: Coroutine[Any, Any, T]) -> T:
+    """What comes of `recording` while requests run."""
     request = request_for("a few words", Sampling(max_tokens=12, ignore_eos=True))
-    recording = asyncio.create_task(record(config, steps, 60.0))
+    task = asyncio.create_task(recording)
     async with Client(config.coordinator) as client:
-        while not recording.done():
+        while not task.done():
             async for _ in client.generate(request, 60.0):
                 pass
-    return await recording
+    return await task
 
 
 async def test_every_rank_reports_every_operation_of_its_steps(pool_of: Any) -> None:
     pool = pool_of(nodes=2, tp=2)
     async with InProcessPool(pool):
-        spans = await _traced(pool.config, 3)
+        spans = await _serving(pool.config, record(pool.config, 3, 60.0))
     assert {span.rank for span in spans} == set(pool.layout.ranks())
     whole = Counter((s.rank, s.step) for s in spans if s.kind is Kind.PROJECT)
     blocks = {n: len(pool.layout.held[n][0].layers) for n in range(2)}
@@ -60,16 +61,22 @@ async def test_every_rank_reports_every_operation_of_its_steps(pool_of: Any) -> 
     assert {span.layer for span in spans} == {-1, *range(LAYERS)}
 
 
-async def test_a_picture_of_one_step_and_a_trace_of_all(pool_of: Any) -> None:
+async def test_the_command_writes_a_trace_of_all_and_a_picture_of_one_step(
+    pool_of: Any, tmp_path: Path
+) -> None:
     pool = pool_of(nodes=2)
+    file, picture, trace = (tmp_path / name for name in ("pool.yaml", "step.html", "trace.json"))
+    write_pool(pool.config, file)
+    argv = ["trace", "--pool", str(file), "--steps", "4", "--timeout", "60",
+            "--timeline", str(picture), "--output", str(trace)]  # fmt: skip
     async with InProcessPool(pool):
-        spans = await _traced(pool.config, 4)
-    start, stop = middle_step(spans)
-    assert 0 <= start < stop
-    (panel,) = draw(spans, "title", "", start_s=start, stop_s=stop).panels
-    assert [track.name for track in panel.tracks] == ["node 0", "node 1"]
-    assert all(track.bars[0] for track in panel.tracks)  # both root layers
-    events = json.loads(json.dumps(chrome.trace(spans)))["traceEvents"]
+        command = asyncio.to_thread(CliRunner().invoke, main, argv)
+        result = await _serving(pool.config, command)
+    assert result.exit_code == 0, result.output
+    (drawn,) = re.findall(r"<svg.*?</svg>", picture.read_text(), re.DOTALL)
+    assert re.findall(r'class="node"[^>]*>([^<]*)<', drawn) == ["node 0", "node 1"]
+    assert drawn.count('class="dense-0"') > LAYERS
+    events = json.loads(trace.read_text())["traceEvents"]
     assert {event["pid"] for event in events if event["ph"] == "X"} == {0, 1}
 
 
