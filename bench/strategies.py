@@ -3,6 +3,7 @@
     python bench/strategies.py                                      all of it, half an hour
     python bench/strategies.py --contexts 2048 --variants DP TKNP   a part of it
     python bench/strategies.py --cells FILE                         parts add up in FILE
+    python bench/strategies.py --cells FILE --variants              only show and draw what FILE has
     python bench/strategies.py --delay-us 200                       messages between nodes later
     python bench/strategies.py --rate 1gbit                         and over a slow wire; as root
 
@@ -12,7 +13,8 @@ that DP running concurrently reads its weights twice over it, which flatters who
 them once: the second comparison has nothing of that, and the bandwidth of one and of two threads is
 measured before every workload. Targets are for the best token-parallel schedule: at a context of
 2,048 for 8 requests and more, otherwise for the largest batch. Contexts between them show what
-whole pages do.
+whole pages do. The overlapped pipeline is a peer too, without a target. Tensor parallelism over
+both nodes is missing: 9 heads can't be divided by two.
 
 With --delay-us ranks see what another node sent that much later. With --rate the pool runs over
 gloo in a network namespace whose loopback has that rate (tc tbf): control messages share it.
@@ -27,6 +29,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ from harness import alone, waves
 from harness.figures import draw
 from harness.options import finish, parser, tries
 from harness.report import Row, at_least, note
-from harness.waves import DOUBLED, DP, VARIANTS, Cell, Run, Variant
+from harness.waves import DOUBLED, DP, PIPELINE, VARIANTS, Cell, Run, Variant
 
 from tknp.cli import local_pool
 from tknp.cli.serve import serve_argv
@@ -99,8 +102,9 @@ class Cells:
                 self.all.append(Cell(**plain, runs=runs))
 
     def add(
-        self, on: str, variant: Variant, context: int, batch: int, tokens: int, run: Run
+        self, on: str, variant: Variant, tokens: int, context: int, batch: int, run: Run
     ) -> None:
+        """Keep `run`, in the file too: what follows may take long, or never end."""
         new = Cell(on, variant.name, context, batch, tokens)
         key = (on, variant.name, context, batch, tokens)
         found = [c for c in self.all if (c.link, c.variant, c.context, c.batch, c.tokens) == key]
@@ -108,15 +112,15 @@ class Cells:
             self.all.append(new)
             found = [new]
         found[0].runs.append(run)
-
-    def save(self) -> None:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps([cell.plain() for cell in self.all], indent=1))
+            whole = self._path.with_suffix(".part")
+            whole.write_text(json.dumps([cell.plain() for cell in self.all], indent=1))
+            whole.replace(self._path)
 
 
 def rows(cells: Sequence[Cell]) -> list[Row]:
-    """Each variant to DP of the same workload; the best token-parallel schedule to both of DP's."""
+    """Each variant to DP of the same workload; the best token-parallel schedule to some peers."""
     found: list[Row] = []
     workloads = dict.fromkeys((c.link, c.context, c.batch, c.tokens) for c in cells)
     for on, context, batch, tokens in sorted(workloads):
@@ -137,12 +141,11 @@ def rows(cells: Sequence[Cell]) -> list[Row]:
             continue
         best = max(parallel, key=lambda variant: speed[variant])
         from_batch, *least = TARGETS.get(context, (sys.maxsize, 0.0, 0.0))
-        for other, bound in zip((DP.name, DOUBLED.name), least, strict=True):
-            counts = batch >= from_batch and on == "host"
-            target = at_least(bound) if counts else None
-            if other in speed:
-                label = f"{name}: best token-parallel schedule ({best}) to {other}"
-                found.append(Row(label, speed[best], "tokens/s", speed[other], target))
+        bounds = map(at_least, least) if batch >= from_batch and on == "host" else (None, None)
+        for other, target in zip((DP, DOUBLED, PIPELINE), (*bounds, None), strict=True):
+            if other.name in speed:
+                label = f"{name}: best token-parallel schedule ({best}) to {other.name}"
+                found.append(Row(label, speed[best], "tokens/s", speed[other.name], target))
     if cells:
         reads = [run.read_gb_per_s for cell in cells for run in cell.runs]
         for threads, values in enumerate(zip(*reads, strict=True), start=1):
@@ -156,12 +159,10 @@ async def run(options: argparse.Namespace, cells: Cells) -> None:
     chosen = [v for v in VARIANTS if v.name in options.variants]
     for _ in range(tries(options, 3)):
         for variant in chosen:
-            measured = await waves.measure(
-                variant, options.contexts, options.batches, options.tokens, settings(options)
+            keep = partial(cells.add, link(options), variant, options.tokens)
+            await waves.measure(
+                variant, options.contexts, options.batches, options.tokens, settings(options), keep
             )
-            for context, batch, result in measured:
-                cells.add(link(options), variant, context, batch, options.tokens, result)
-            cells.save()
 
 
 def arguments() -> argparse.Namespace:

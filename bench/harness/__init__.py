@@ -8,6 +8,7 @@ metrics.py  what a pool's processes say of themselves
 pool.py     a pool of real processes, and closed batches of requests through it
 waves.py    strategies side by side: workloads with all their admission waves
 delayed.py  a decode node whose messages between nodes arrive late
-figures.py  plots in the form of the paper's
+figures.py  plots in the form of the paper's, of what waves.py measured
+panels.py   how plots look
 peers.py    other engines, found and driven, never needed
 """

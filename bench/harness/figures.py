@@ -1,12 +1,23 @@
-"""Plots in the form of Figures 5, 8, 9 and 11 of Decode Token Parallelism."""
+"""Plots in the form of Figures 5, 8, 9 and 11 of Decode Token Parallelism, and one that has it all.
+
+    cells --draw-->  strategies.png             throughput at the contexts that have goals
+                     strategies-capacity.png    Figure 5    strategies-throughput.png  Figure 8
+                     strategies-times.png       Figure 9    strategies-schedules.png   Figure 11
+                     strategies-links.png       the same work over every link
+
+Others than strategies-capacity and -links have one file a link, its name at the end. A point is the
+median of its runs, a thin line behind it reaches from the least to the most.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.waves import DOUBLED, VARIANTS, Cell, node_memory_bytes
+from harness.panels import MUTED, batches, column, panels, save, style
+from harness.waves import DOUBLED, DP, VARIANTS, Cell, Variant, node_memory_bytes
 from tknp.config import PoolConfig
 from tknp.kv.size import token_bytes
 from tknp.layout.layout import NodeSpec, make_layout
@@ -15,18 +26,30 @@ from tknp.layout.strategy import Strategy
 from tknp.model.checkpoint import open_checkpoint
 
 NODES = (1, 2, 4, 8)
-_PEERS = {"DP": "tab:gray", "PP": "tab:orange", "PP serial": "navajowhite", DOUBLED.name: "black"}
-_SIZE = (4.2, 3.2)
+SHOWN = (512, 1024, 2048)
+"""Contexts of strategies.png."""
+_THROUGHPUT = "tokens/s, all waves"
+_TIMES = (
+    ("waiting_s", 1.0, "mean wait until the first step, s", "admission waiting"),
+    ("itl_s", 1e3, "mean ITL, ms", "between tokens of a running request"),
+    ("completion_s", 1.0, "mean completion, s", "completion, waiting included"),
+)
+_MODEL = "SmolLM2-135M in bfloat16"
+_MEMORY = "weights to weights plus KV as 454 to 560"
+_SETUP = (
+    f"{_MODEL}, two nodes of one core each, {_MEMORY}; requests of equal length, KV ready at "
+    "release, until the last one ends"
+)
 
 
-def capacity_tokens(settings: dict[str, Any], nodes: int) -> int:
+def capacity_tokens(variant: Variant, nodes: int) -> int:
     """KV tokens that `nodes` nodes of the benchmark hold together, integer tokens a node."""
     config = open_checkpoint("smollm2").config
     memory = node_memory_bytes()
-    given = {name: value for name, value in settings.items() if name != "strategy"}
+    given: dict[str, Any] = {k: v for k, v in variant.settings.items() if k != "strategy"}
+    strategy = Strategy(str(variant.settings.get("strategy", PoolConfig.strategy)))
     layout = make_layout(
-        config, "bfloat16", 1, [NodeSpec(memory)] * nodes,
-        strategy=Strategy(settings.get("strategy", PoolConfig.strategy)), **given,
+        config, "bfloat16", 1, [NodeSpec(memory)] * nodes, strategy=strategy, **given
     )  # fmt: skip
     of_layer = token_bytes(config, "bfloat16") // config.layers
     each = [
@@ -37,117 +60,145 @@ def capacity_tokens(settings: dict[str, Any], nodes: int) -> int:
 
 
 def draw(cells: Sequence[Cell], directory: Path) -> list[Path]:
-    """One file a figure and link, of what `cells` has. Needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("agg")
+    """Whatever `cells` has, into `directory`; the files written. Needs matplotlib."""
     directory.mkdir(parents=True, exist_ok=True)
     made = [_capacity(directory / "strategies-capacity.png")]
-    for link in dict.fromkeys(cell.link for cell in cells):
+    links = list(dict.fromkeys(cell.link for cell in cells))
+    for link in links:
         some = [cell for cell in cells if cell.link == link]
         suffix = "" if link == "host" else "-" + link.replace(" ", "-")
-        made.append(_throughput(some, directory / f"strategies-throughput{suffix}.png"))
-        made.append(_times(some, directory / f"strategies-times{suffix}.png"))
-        made.append(_schedules(some, directory / f"strategies-schedules{suffix}.png"))
+        contexts = sorted({cell.context for cell in some})
+        shown = [context for context in contexts if context in SHOWN]
+        for name, chosen in (("strategies", shown), ("strategies-throughput", contexts)):
+            if chosen:
+                path = directory / f"{name}{suffix}.png"
+                made.append(_throughput(some, chosen, VARIANTS, link, path))
+        made.append(_times(some, contexts[-1], link, directory / f"strategies-times{suffix}.png"))
+        schedules = [v for v in VARIANTS if v.token_parallel or v.name in ("DP", "PP")]
+        ends = list(dict.fromkeys((contexts[0], contexts[-1])))
+        path = directory / f"strategies-schedules{suffix}.png"
+        made.append(_throughput(some, ends, schedules, link, path))
+    if len(links) > 1:
+        made += _links(cells, links, directory / "strategies-links.png")
     return made
 
 
 def _capacity(path: Path) -> Path:
-    """Figure 5: usable KV against nodes."""
-    figure, (axes,) = _panels(1)
-    shown = {"DP": {"strategy": "dp"}, "PP": {"strategy": "pp", "microbatches": 1},
-             "DCP": {"strategy": "dcp"}, "TKNP": {}, "TKNP dual": {"copies": 2}}  # fmt: skip
-    for index, (name, settings) in enumerate(shown.items()):
-        counts = [n for n in NODES if name != "TKNP dual" or n % 2 == 0]
-        tokens = [capacity_tokens(dict(settings), n) for n in counts]
-        places = [NODES.index(n) + 0.16 * (index - 2) for n in counts]
-        axes.bar(places, tokens, 0.16, label=name, color=_color(name))
+    """Figure 5: usable KV against nodes, and what multiple of DP it is."""
+    figure, (axes,) = panels(1, wide=7.2)
+    shown = [v for v in VARIANTS if v.name in ("DP", "PP serial", "DCP", "TKNP", "TKNP dual")]
+    alone = {n: capacity_tokens(DP, n) for n in NODES}
+    bar = 0.17
+    for index, variant in enumerate(shown):
+        counts = [n for n in NODES if variant.settings.get("copies", 1) == 1 or n % 2 == 0]
+        tokens = [capacity_tokens(variant, n) for n in counts]
+        places = [NODES.index(n) + bar * (index - (len(shown) - 1) / 2) for n in counts]
+        label = "PP" if variant.name == "PP serial" else variant.name
+        axes.bar(places, tokens, bar * 0.92, label=label, color=variant.look.color)
+        for place, n, count in zip(places, counts, tokens, strict=True):
+            if variant.name != DP.name and n > 1:
+                axes.text(
+                    place, count, f"{count / alone[n]:.1f}", ha="center", va="bottom", fontsize=6.5,
+                    color=MUTED,
+                )  # fmt: skip
     axes.set_xticks(range(len(NODES)), [str(n) for n in NODES])
-    axes.set_xlabel("nodes of equal memory")
-    axes.set_ylabel("KV tokens the pool holds")
-    return _save(figure, [axes], path)
+    style(axes, "KV that a pool holds; numbers: times DP", "nodes of equal memory", "tokens")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    return save(figure, [axes], path, f"{_MODEL}, {_MEMORY} in each node")
 
 
-def _throughput(cells: Sequence[Cell], path: Path) -> Path:
-    """Figure 8: completion throughput against the offered batch, a panel a context."""
-    contexts = sorted({cell.context for cell in cells})
-    figure, panels = _panels(len(contexts))
-    for axes, context in zip(panels, contexts, strict=True):
-        _lines(axes, [c for c in cells if c.context == context], "tokens_per_s", 1.0)
-        axes.set_title(f"context {context}")
-        axes.set_ylabel("tokens/s, all waves")
-    return _save(figure, panels, path)
+def _throughput(
+    cells: Sequence[Cell], contexts: Sequence[int], variants: Iterable[Variant], link: str,
+    path: Path,
+) -> Path:  # fmt: skip
+    """Figures 8 and 11: completion throughput against the offered batch, a panel a context."""
+    names = [variant.name for variant in variants]
+    figure, found = panels(len(contexts))
+    tokens = set()
+    for axes, context in zip(found, contexts, strict=True):
+        some = [c for c in _comparable(cells, context) if c.variant in names]
+        tokens |= {cell.tokens for cell in some}
+        _lines(axes, some, "tokens_per_s", 1.0)
+        style(axes, f"context {context:,}", "requests offered at once", _THROUGHPUT)
+        axes.text(
+            0, 1.02, _against_dp(some), transform=axes.transAxes, fontsize=7.5, color=MUTED
+        )  # fmt: skip
+    return save(figure, found, path, _caption(tokens, link))
 
 
-def _times(cells: Sequence[Cell], path: Path) -> Path:
+def _times(cells: Sequence[Cell], context: int, link: str, path: Path) -> Path:
     """Figure 9: admission waiting, ITL and completion at the longest context."""
-    longest = max(cell.context for cell in cells)
-    some = [c for c in cells if c.context == longest and c.variant != DOUBLED.name]
-    figure, panels = _panels(3)
-    for axes, (name, factor, label) in zip(
-        panels,
-        (("waiting_s", 1.0, "mean wait, s"), ("itl_s", 1e3, "mean ITL, ms"),
-         ("completion_s", 1.0, "mean completion, s")),
-        strict=True,
-    ):  # fmt: skip
+    some = [c for c in _comparable(cells, context) if c.variant != DOUBLED.name]
+    figure, found = panels(len(_TIMES))
+    for axes, (name, factor, label, title) in zip(found, _TIMES, strict=True):
         _lines(axes, some, name, factor)
-        axes.set_title(f"context {longest}")
-        axes.set_ylabel(label)
-    return _save(figure, panels, path)
+        style(axes, title, "requests offered at once", label)
+        axes.text(
+            0, 1.02, f"context {context:,}", transform=axes.transAxes, fontsize=7.5, color=MUTED
+        )  # fmt: skip
+    return save(figure, found, path, _caption({cell.tokens for cell in some}, link))
 
 
-def _schedules(cells: Sequence[Cell], path: Path) -> Path:
-    """Figure 11: schedules of microbatches at the shortest context."""
-    shortest = min(cell.context for cell in cells)
-    names = [v.name for v in VARIANTS if v.token_parallel] + ["DP", "PP"]
-    figure, (axes,) = _panels(1)
-    some = [c for c in cells if c.context == shortest and c.variant in names]
-    _lines(axes, some, "tokens_per_s", 1.0)
-    axes.set_title(f"context {shortest}")
-    axes.set_ylabel("tokens/s, all waves")
-    return _save(figure, [axes], path)
+def _links(cells: Sequence[Cell], links: Sequence[str], path: Path) -> list[Path]:
+    """The workload that was measured over most links, of most variants; none if over one only."""
+    over: dict[tuple[int, int, int], list[Cell]] = {}
+    for cell in cells:
+        over.setdefault((cell.context, cell.batch, cell.tokens), []).append(cell)
+    work, some = max(
+        over.items(), key=lambda item: (len({c.link for c in item[1]}), len(item[1]), item[0])
+    )
+    places = [link for link in links if any(cell.link == link for cell in some)]
+    if len(places) < 2:
+        return []
+    figure, (axes,) = panels(1, wide=7.2)
+    for variant in VARIANTS:
+        mine = {cell.link: cell for cell in some if cell.variant == variant.name}
+        xs = [at for at, link in enumerate(places) if link in mine]
+        ys = [mine[places[at]].median("tokens_per_s") for at in xs]
+        if xs:
+            axes.plot(xs, ys, label=variant.name, **variant.look.plain())
+    named = ["shared memory" if link == "host" else link for link in places]
+    axes.set_xticks(range(len(places)), named)
+    axes.set_xlim(-0.3, len(places) - 0.7)
+    style(axes, f"context {work[0]:,}, {work[1]} offered", "link between nodes", _THROUGHPUT)
+    return [save(figure, [axes], path, _caption({work[2]}, ""))]
+
+
+def _comparable(cells: Sequence[Cell], context: int) -> list[Cell]:
+    """Those of `context` whose requests are as long as those of most of them."""
+    some = [cell for cell in cells if cell.context == context]
+    lengths = Counter(cell.tokens for cell in some)
+    usual = max(lengths, key=lambda tokens: (lengths[tokens], tokens))
+    return [cell for cell in some if cell.tokens == usual]
+
+
+def _against_dp(cells: Sequence[Cell]) -> str:
+    """The best token-parallel schedule to both of DP's, at the largest batch that has them."""
+    parallel = [variant.name for variant in VARIANTS if variant.token_parallel]
+    for batch in sorted({cell.batch for cell in cells}, reverse=True):
+        speed = {c.variant: c.median("tokens_per_s") for c in cells if c.batch == batch}
+        ours = [speed[name] for name in parallel if name in speed]
+        peers = [peer.name for peer in (DP, DOUBLED) if peer.name in speed]
+        if ours and peers:
+            parts = [f"{max(ours) / speed[name]:.2f} times {name}" for name in peers]
+            return f"best TKNP at {batch}: {', '.join(parts)}"
+    return ""
+
+
+def _caption(tokens: Iterable[int], link: str) -> str:
+    lengths = " or ".join(str(count) for count in sorted(tokens))
+    over = f"; nodes over {link}" if link not in ("", "host") else ""
+    return f"{_SETUP}; {lengths} tokens each{over}"
 
 
 def _lines(axes: Any, cells: Sequence[Cell], name: str, factor: float) -> None:
     for variant in VARIANTS:
         some = sorted((c for c in cells if c.variant == variant.name), key=lambda c: c.batch)
-        if some:
-            axes.plot(
-                [c.batch for c in some], [c.median(name) * factor for c in some],
-                marker="o", markersize=3, label=variant.name, color=_color(variant.name),
-                linestyle="--" if variant.doubled else "-",
-            )  # fmt: skip
-    axes.set_xscale("log", base=2)
-    batches = sorted({cell.batch for cell in cells})
-    axes.set_xticks(batches, [str(batch) for batch in batches])
-    axes.set_xlabel("requests offered")
-
-
-def _color(name: str) -> str:
-    others = ("tab:red", "tab:green", "olive", "tab:blue", "tab:purple", "tab:cyan")
-    ordered = [variant.name for variant in VARIANTS if variant.name not in _PEERS]
-    return _PEERS.get(name) or others[ordered.index(name)]
-
-
-def _panels(count: int) -> tuple[Any, list[Any]]:
-    from matplotlib import pyplot
-
-    figure, grid = pyplot.subplots(
-        1, count, figsize=(_SIZE[0] * count, _SIZE[1]), squeeze=False, layout="constrained"
-    )
-    return figure, list(grid[0])
-
-
-def _legend(axes: Any) -> tuple[list[Any], list[str]]:
-    lines, names = axes.get_legend_handles_labels()
-    return lines, names
-
-
-def _save(figure: Any, panels: Sequence[Any], path: Path) -> Path:
-    for axes in panels:
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-    named = {name: line for axes in panels for line, name in zip(*_legend(axes), strict=True)}
-    panels[0].legend(named.values(), named.keys(), fontsize=7)
-    figure.savefig(path, dpi=130)
-    return path
+        if not some:
+            continue
+        xs = [cell.batch for cell in some]
+        axes.plot(
+            xs, [c.median(name) * factor for c in some], label=variant.name, **variant.look.plain()
+        )  # fmt: skip
+        column(axes, xs, [[getattr(r, name) * factor for r in c.runs] for c in some], variant.look)
+    batches(axes, {cell.batch for cell in cells})

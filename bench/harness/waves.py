@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from harness.machine import load_average, read_bandwidth
+from harness.panels import Look
 from harness.pool import Stream, generate, pool, prompts
 from harness.report import note
 from tknp.cli.local_pool import RunningPool
@@ -30,27 +31,33 @@ WEIGHTS_GIB, BUDGET_GIB = 454, 560
 
 @dataclass(frozen=True)
 class Variant:
-    """A strategy with its settings. `doubled`: one node alone with half the requests, times two."""
+    """A strategy with its settings. `doubled`: one node alone with half the requests, times two.
+
+    `look`: of its lines in plots.
+    """
 
     name: str
     settings: Mapping[str, object]
+    look: Look
     token_parallel: bool = False
     doubled: bool = False
 
 
 VARIANTS = (
-    Variant("DP", {"strategy": "dp"}),
-    Variant("DP alone, doubled", {"strategy": "dp"}, doubled=True),
-    Variant("PP serial", {"strategy": "pp", "microbatches": 1}),
-    Variant("PP", {"strategy": "pp"}),
-    Variant("DCP", {"strategy": "dcp"}),
-    Variant("Helix", {"strategy": "helix"}),
-    Variant("Helix HOP-B", {"strategy": "helix", "overlap": 2}),
-    Variant("TKNP", {"width": 1}, token_parallel=True),
-    Variant("TKNP offset", {"width": 1, "microbatches": 2}, token_parallel=True),
-    Variant("TKNP dual", {"width": 1, "copies": 2}, token_parallel=True),
+    Variant("DP", {"strategy": "dp"}, Look("muted")),
+    Variant("DP alone, doubled", {"strategy": "dp"}, Look("muted", "D", "--"), doubled=True),
+    Variant("PP serial", {"strategy": "pp", "microbatches": 1}, Look("s1", "v", ":")),
+    Variant("PP", {"strategy": "pp"}, Look("s1", "^")),
+    Variant("DCP", {"strategy": "dcp"}, Look("s4", "P")),
+    Variant("Helix", {"strategy": "helix"}, Look("s3", "p")),
+    Variant("Helix HOP-B", {"strategy": "helix", "overlap": 2}, Look("s3", "X", ":")),
+    Variant("TKNP", {"width": 1}, Look("s0"), token_parallel=True),
+    Variant(
+        "TKNP offset", {"width": 1, "microbatches": 2}, Look("s0", "s", "--"), token_parallel=True
+    ),
+    Variant("TKNP dual", {"width": 1, "copies": 2}, Look("s2", "d", "-."), token_parallel=True),
 )
-DP, DOUBLED = VARIANTS[:2]
+DP, DOUBLED, _, PIPELINE = VARIANTS[:4]
 
 
 @dataclass(frozen=True)
@@ -97,14 +104,14 @@ async def measure(
     batches: Sequence[int],
     tokens: int,
     settings: Mapping[str, object],
-) -> list[tuple[int, int, Run]]:
-    """(context, batch, run) of each combination, one pool for all of them."""
+    keep: Callable[[int, int, Run], None],
+) -> None:
+    """Give `keep` (context, batch, run) of each combination, one pool for all of them."""
     shared: dict[str, object] = {
         "synthetic_kv": True, "max_batch": max(batches), "max_queue": max(batches) + 1,
         "max_model_len": max(contexts) + tokens + 1, **settings, **variant.settings,
     }  # fmt: skip
     nodes = 1 if variant.doubled else 2
-    found = []
     async with pool(
         1, nodes=nodes, prefill=0, memory_bytes=node_memory_bytes(), settings=shared
     ) as (up, client):
@@ -121,8 +128,7 @@ async def measure(
                     f"{run.tokens_per_s:,.0f} tokens/s, ITL {run.itl_s * 1e3:.1f} ms "
                     f"(reads {reads[0]:.0f} and {reads[1]:.0f} GB/s, load {load_average():.1f})"
                 )
-                found.append((context, batch, run))
-    return found
+                keep(context, batch, run)
 
 
 def _pin(up: RunningPool) -> None:
