@@ -30,7 +30,9 @@ from tknp.layout.shares import Shares
 from tknp.layout.strategy import Strategy
 from tknp.model.checkpoint import open_checkpoint
 from tknp.model.dense import BlocksDense
+from tknp.sampling.history import RowState
 from tknp.sampling.params import SamplingParams
+from tknp.sampling.sampler import Sampled, Sampler
 from tknp.transport.local import LocalHub
 
 PAGES, ROWS = 80, 8
@@ -342,23 +344,56 @@ def test_a_request_that_outgrows_its_owner_gets_another(
 
 SAME_TP = {
     1: (
-        (1, "tknp", {}), (3, "tknp", {}), (2, "tknp", {"copies": 2}),
-        (2, "tknp", {"microbatches": 2}), (2, "pp", {}), (2, "dp", {}),
+        (1, "tknp", 1, {}), (1, "tknp", 2, {}), (3, "tknp", 2, {}), (2, "tknp", 1, {"copies": 2}),
+        (2, "tknp", 1, {"microbatches": 2}), (2, "pp", 1, {}), (2, "dp", 1, {}),
     ),
-    2: ((1, "tknp", {}), (2, "tknp", {}), (1, "tp", {}), (2, "pp", {"microbatches": 1})),
+    2: (
+        (1, "tknp", 1, {}), (2, "tknp", 2, {}), (1, "tp", 1, {}), (2, "pp", 1, {"microbatches": 1}),
+    ),
 }  # fmt: skip
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Set the threads of an operation, of engines that are made later in the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def logits_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[torch.Tensor]]:
+    """`logits_from(position)`: [vocabulary] of all rows drawn there or further since last asked."""
+    seen: list[tuple[int, torch.Tensor]] = []
+    sample = Sampler.sample
+
+    def watched(self: Sampler, logits: torch.Tensor, rows: Sequence[RowState]) -> Sampled:
+        seen.extend(zip([row.position for row in rows], logits.clone(), strict=True))
+        return sample(self, logits, rows)
+
+    def found(position: int) -> list[torch.Tensor]:
+        kept = [logits for at, logits in sorted(seen, key=lambda row: row[0]) if at >= position]
+        seen.clear()
+        return kept
+
+    monkeypatch.setattr(Sampler, "sample", watched)
+    return found
 
 
 @pytest.mark.parametrize("tp", SAME_TP)
 def test_rows_of_one_owner_are_equal_to_the_bit_under_every_strategy(
-    tp: int, engines: Callable[..., Engine]
-) -> None:
-    """bfloat16 on the kernels: alone, in other batches, beside wide rows, on other nodes."""
+    tp: int, engines: Callable[..., Engine], threads: Callable[[int], None],
+    logits_from: Callable[[int], list[torch.Tensor]],
+) -> None:  # fmt: skip
+    """Logits of bfloat16 on the kernels: alone, in other batches, beside wide rows, on other nodes,
+    by one thread and by two. No other request comes as far as the prompt of the watched one.
+    """
     found = available()
     if not found:
         pytest.skip(found.reason)
     seen = []
-    for nodes, strategy, options in SAME_TP[tp]:
+    for nodes, strategy, count, options in SAME_TP[tp]:
+        threads(count)
         engine = engines(nodes, tp, strategy, dtype="bfloat16", **options)
         layout = engine.layout
         stream = layout.streams - 1
@@ -370,7 +405,11 @@ def test_rows_of_one_owner_are_equal_to_the_bit_under_every_strategy(
         if (nodes, strategy) == (3, "tknp"):
             arrivals.append((4, stream, 2, engine.request(PROMPTS[3], 6, (0, 2))))
         engine.serve(arrivals)
-        seen.append((watched.ids, watched.logprobs))
-    assert len(watched.logprobs) == 9
-    assert None not in watched.logprobs
-    assert all(other == seen[0] for other in seen[1:])
+        logits = torch.stack(logits_from(len(PROMPTS[2])))
+        assert logits.shape == (9, layout.config.vocab_size)
+        seen.append((watched.ids, watched.logprobs, logits))
+    ids, logprobs, logits = seen[0]
+    assert None not in logprobs
+    for others in seen[1:]:
+        assert others[:2] == (ids, logprobs)
+        assert torch.equal(others[2], logits)
