@@ -342,7 +342,15 @@ async def _each(
     calls: Sequence[aio.UnaryUnaryMultiCallable[TransferRequest, TransferResponse]],
     transfer: TransferRequest,
 ) -> None:
-    try:
-        await asyncio.gather(*(call(transfer, timeout=_OWNER_CALL_S) for call in calls))
-    except aio.AioRpcError as error:
-        raise error_from(error, "attention owner") from error
+    """Make all `calls`. None is under way any more when this ends, by an error or otherwise.
+
+    What comes after a failure is Abort, and a Begin must not overtake it.
+    """
+    answers = await asyncio.gather(
+        *(call(transfer, timeout=_OWNER_CALL_S) for call in calls), return_exceptions=True
+    )
+    for answer in answers:
+        if isinstance(answer, aio.AioRpcError):
+            raise error_from(answer, "attention owner") from answer
+        if isinstance(answer, BaseException):
+            raise answer
