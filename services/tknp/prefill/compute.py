@@ -32,8 +32,10 @@ from tknp.sampling.params import SamplingParams
 from tknp.sampling.sampler import RowLogprobs, Sampler
 from tknp.transfer.base import Push
 from tknp.transport.base import Transport
+from tknp.worker.memory import computing
 
 _CLOSE_S = 2.0
+_LESS_MEMORY = "set a smaller prefill_chunk, or give this rank more memory"
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,10 @@ class PrefillRank:
         self._thread = EngineThread(f"prefill-{t}")
 
     def submit(self, chunk: Chunk) -> Future[Drawn | None]:
-        """Queue a chunk; its result is the first token, at TP rank 0 and on the last chunk."""
+        """Queue a chunk; its result is the first token, at TP rank 0 and on the last chunk.
+
+        Fails with CapacityError where there is no memory to compute it.
+        """
         self.submitted += 1
         return self._thread.submit(self._guarded, chunk)
 
@@ -110,7 +115,8 @@ class PrefillRank:
 
     def _guarded(self, chunk: Chunk) -> Drawn | None:
         try:
-            return self._run(chunk)
+            with computing(f"a chunk of {len(chunk.ids)} tokens", self._device, _LESS_MEMORY):
+                return self._run(chunk)
         except Exception as error:
             if self._layout.tp > 1:  # the other ranks are somewhere else in this chunk
                 reason = f"prefill rank {self._t} failed in a chunk: {error}"

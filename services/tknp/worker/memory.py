@@ -55,20 +55,44 @@ def allocating(what: str, need_bytes: int, device: torch.device) -> Iterator[Non
         raise CapacityError(_short(what, need_bytes, available, device))
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise CapacityError(_short(what, need_bytes, available, device)) from error
-    except RuntimeError as error:
-        if "alloc" not in str(error).lower():  # torch's CPU allocator has no type of its own
+    except (MemoryError, RuntimeError) as error:
+        if not _is_refusal(error):
             raise
         raise CapacityError(_short(what, need_bytes, available, device)) from error
 
 
+@contextmanager
+def computing(what: str, device: torch.device, remedy: str) -> Iterator[None]:
+    """Around work that takes memory as it goes. Raises CapacityError where there is none.
+
+    The message says what the allocator was asked for, as far as it tells, and what is available.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_refusal(error):
+            raise
+        raise CapacityError(
+            f"no memory to compute {what}, {_room_text(available_bytes(device), device)}: {remedy} "
+            f"({str(error).partition(chr(10))[0] or 'the allocator says no more'})"
+        ) from error
+
+
+def _is_refusal(error: MemoryError | RuntimeError) -> bool:
+    """Whether an allocator refused; torch's for the CPU has no type of its own."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "alloc" in str(error).lower()
+
+
 def _short(what: str, need: int, available: int, device: torch.device) -> str:
+    room = _room_text(available, device)
+    return f"{what} need {need} bytes ({_gib(need)}), {room}: {_REMEDY}"
+
+
+def _room_text(available: int, device: torch.device) -> str:
     where = "of the host" if device.type == "cpu" else f"of {device}"
-    return (
-        f"{what} need {need} bytes ({_gib(need)}), {available} bytes ({_gib(available)}) {where} "
-        f"are available: {_REMEDY}"
-    )
+    return f"{available} bytes ({_gib(available)}) {where} are available"
 
 
 def _gib(count: int) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -8,7 +9,7 @@ import torch
 
 from tknp.errors import CapacityError
 from tknp.worker import memory
-from tknp.worker.memory import allocating, available_bytes, measured_kv_bytes
+from tknp.worker.memory import allocating, available_bytes, computing, measured_kv_bytes
 
 CPU = torch.device("cpu")
 
@@ -36,8 +37,17 @@ def test_an_allocator_that_refuses_all_the_same_is_reported_alike(refusal: Excep
         raise refusal
 
 
-def test_other_errors_pass() -> None:
-    with pytest.raises(RuntimeError, match="shape"), allocating("weights", 8, CPU):
+def test_work_that_finds_no_memory_says_what_it_asked_for() -> None:
+    message = r"no memory to compute a chunk, \d+ bytes .* available: pause .* 1152921504606846976"
+    with pytest.raises(CapacityError, match=message), computing("a chunk", CPU, "pause"):
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "around", [allocating("weights", 8, CPU), computing("a chunk", CPU, "pause")]
+)
+def test_other_errors_pass(around: AbstractContextManager[None]) -> None:
+    with pytest.raises(RuntimeError, match="shape"), around:
         raise RuntimeError("shape mismatch")
 
 
