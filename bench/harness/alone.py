@@ -1,7 +1,8 @@
 """What token parallelism costs a pool that doesn't use it: one node against a plain loop.
 
-The plain loop is the step of an engine that knows no nodes: the same kernels, pages and sampler, no
-program, no streams, no transport. Steps of the two take turns, each on its own pages.
+The plain loop is the step of an engine that knows no nodes: the same kernels, all layers in one
+call as the engine has it where no row leaves the rank, the same pages and sampler, no program, no
+streams, no transport. Steps of the two take turns, each on its own pages.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from harness.report import Row, Target, note
 from tknp.attention.base import DecodeRows
-from tknp.engine.backend import choose_backend
+from tknp.engine.backend import choose_backend, whole_layers
 from tknp.engine.batch import Admit, Delta
 from tknp.engine.decode import DecodeRank
 from tknp.kv.holding import Key
@@ -96,7 +97,7 @@ class Bench:
 
     def _plain(self, batch: int) -> Callable[[], object]:
         storage, tables = self._storage(batch)
-        layers = [storage.layer(layer) for layer in range(self._config.layers)]
+        pages = {layer: storage.layer(layer) for layer in range(self._config.layers)}
         rows = DecodeRows(
             torch.tensor(tables, dtype=torch.int32),
             torch.full((batch,), CONTEXT, dtype=torch.int32),
@@ -107,14 +108,18 @@ class Bench:
         states = [RowState(_PARAMS, CONTEXT + 1, 1, None) for _ in range(batch)]
         ids = torch.ones(batch, dtype=torch.int64)
         dense, attention = self._dense, self._attention
+        whole = whole_layers(dense, attention, pages)
 
         @torch.inference_mode()
         def step() -> None:
             plan = attention.plan(rows)
             x = dense.embed(ids)
-            for layer, pages in enumerate(layers):
-                qkv = dense.project(layer, x)
-                x = dense.finish(layer, x, attention.attend(plan, qkv, *pages)[0])
+            if whole is not None:
+                x, _ = whole.run(range(len(pages)), plan, x)
+            else:
+                for layer, kv in pages.items():
+                    qkv = dense.project(layer, x)
+                    x = dense.finish(layer, x, attention.attend(plan, qkv, *kv)[0])
             tokens = sampler.sample(dense.head(x), states).tokens
             for state, token in zip(states, tokens, strict=True):
                 state.advance(token)
