@@ -232,6 +232,10 @@ async def test_health_and_reflection(client: Client) -> None:
         for name in ("", *SERVICES):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        for metadata in ((), (("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"),)):
+            watch = health.Watch(health_pb2.HealthCheckRequest(), metadata=metadata)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            watch.cancel()
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         async for answer in reflection.ServerReflectionInfo(iter([ask])):

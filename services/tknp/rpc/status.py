@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import Any
 
 import grpc
@@ -84,21 +85,30 @@ class ErrorInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
         take: Callable[[Any], Any] = many if handler.request_streaming else parse
 
         async def unary(data: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-            behaviour = handler.unary_unary or handler.stream_unary
+            answer = handler.unary_unary or handler.stream_unary
             request = None
             try:
                 request = take(data)
-                return await behaviour(request, context)
+                return await answer(request, context)
             except Exception as error:
                 await _abort(context, error, method, request)
 
+        behaviour = handler.unary_stream or handler.stream_stream
+
         async def stream(data: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-            behaviour = handler.unary_stream or handler.stream_stream
             request = None
             try:
                 request = take(data)
                 async for response in behaviour(request, context):
                     yield response
+            except Exception as error:
+                await _abort(context, error, method, request)
+
+        async def writing(data: Any, context: aio.ServicerContext[Any, Any]) -> None:
+            request = None
+            try:
+                request = take(data)
+                await behaviour(request, context)
             except Exception as error:
                 await _abort(context, error, method, request)
 
@@ -109,6 +119,8 @@ class ErrorInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
         wrapped: Any = stream if handler.response_streaming else unary
+        if handler.response_streaming and iscoroutinefunction(behaviour):
+            wrapped = writing  # its answers go by the context, as those of gRPC's health service
         return make(wrapped, None, handler.response_serializer)
 
 

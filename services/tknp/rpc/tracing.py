@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
 import grpc
@@ -113,6 +114,8 @@ class TracedCalls(aio.ServerInterceptor):  # type: ignore[type-arg]
         shown = [v for k, v in handler_call_details.invocation_metadata or () if k == _KEY]
         parent = trace_of(str(shown[0])).parent if len(shown) == 1 else ""
         if handler is None or not parent or handler.request_streaming:
+            return handler  # type: ignore[no-any-return]
+        if iscoroutinefunction(handler.unary_stream):  # health's Watch, which never ends
             return handler  # type: ignore[no-any-return]
         name = handler_call_details.method.removeprefix("/")
 
