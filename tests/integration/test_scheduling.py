@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from click.testing import CliRunner
 
+from tknp.cli.main import main
 from tknp.client import Client, RequestFailed, request_for
-from tknp.coordinator.replay import replay
 from tknp.local import InProcessPool
 from tknp.rpc.ids import unpack_ids
 from tknp.v1.common_pb2 import Sampling
@@ -314,5 +315,18 @@ async def test_streams_survive_a_crowd_that_comes_and_goes(theatre: Theatre) -> 
     await theatre.at_rest()
 
 
-async def test_all_of_it_can_be_replayed(theatre: Theatre) -> None:
-    assert replay(theatre.recording) > 1000
+async def test_all_of_it_can_be_replayed(theatre: Theatre, tmp_path: Path) -> None:
+    """Every decision that the tests above have led to; another one is found."""
+    same = CliRunner().invoke(main, ["replay", str(theatre.recording)])
+    assert same.exit_code == 0, same.output
+    calls, _, words = same.output.partition(" ")
+    assert int(calls.replace(",", "")) > 1000
+    assert "every decision as recorded" in words
+    *lines, _ = theatre.recording.read_text().splitlines()  # the last may be half a line
+    at = max(i for i, line in enumerate(lines) if '"call":"delta"' in line)
+    changed = {**json.loads(lines[at]), "gave": "something else"}
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join([*lines[:at], json.dumps(changed), ""]))
+    found = CliRunner().invoke(main, ["replay", str(other)])
+    assert found.exit_code == 1
+    assert f"line {at + 1}: delta gave something else" in " ".join(found.output.split())
