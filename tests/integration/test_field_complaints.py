@@ -9,12 +9,15 @@
 
 Number 12's CUDA graphs and number 13's slot -1 have no counterpart here: steps are not captured,
 and rows are addressed by page tables without padding. The nearest checks are layouts against one
-rank, and a poisoned dummy page. One file, so that the list above can be held against its tests.
+rank (all of them: `tests/parity/test_strategies.py`), and a poisoned dummy page. Number 15, stops
+and half characters, is in `tests/unit/model`. One file, so that the list above can be held against
+its tests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tknp.attention_owner.service import OwnerService
 from tknp.client import Client, RequestFailed, request_for
+from tknp.coordinator import scheduler
 from tknp.engine.batch import Batch, Delta
 from tknp.errors import CapacityError, ProtocolError, TknpError, Unavailable
 from tknp.kv.holding import Key, State
@@ -211,6 +215,33 @@ async def test_03_reject_of_a_writer_that_does_not_fit_tells_it_and_keeps_nothin
     assert owner.counts == {State.FREE: 9}
 
 
+@pytest.mark.parametrize(("seam", "why"), [("room", "is unknown here"), ("finish", "has ended")])
+async def test_03_reject_by_the_owner_leaves_nothing_at_prefill(
+    pool: InProcessPool, client: Client, seam: str, why: str
+) -> None:
+    """The owner has given the request up by the time that its transfer begins, or is complete."""
+    requests = pool.prefill[0].runtime.requests
+    assert requests is not None
+    proceed = getattr(requests, seam)
+
+    async def given_up(*values: Any) -> Any:
+        for node in pool.nodes:
+            assert node.runtime.books is not None
+            for holding in node.runtime.books.holdings():
+                node.runtime.books.release(holding.key)
+        return await proceed(*values)
+
+    setattr(requests, seam, given_up)
+    try:
+        with pytest.raises(RequestFailed, match=why):
+            await generate(client, prompt(40))
+    finally:
+        delattr(requests, seam)
+    assert len(requests) == 0
+    await requests.room(160)  # its own pages are free too
+    await pages_return(pool)
+
+
 async def test_04_recycled_pages_are_refused_under_another_epoch_or_attempt(
     make_owner: Any,
 ) -> None:
@@ -226,8 +257,9 @@ async def test_04_recycled_pages_are_refused_under_another_epoch_or_attempt(
 
 
 async def test_05_garbage_never_follows_a_transfer_that_failed(
-    pool: InProcessPool, client: Client
+    pool: InProcessPool, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log has the id that every service logs beside the one that the client gave."""
     requests = pool.prefill[0].runtime.requests
     assert requests is not None
 
@@ -235,11 +267,14 @@ async def test_05_garbage_never_follows_a_transfer_that_failed(
         raise Unavailable("the network is cut")
 
     requests.finish = broken  # type: ignore[method-assign]
+    named = request_for(prompt(40), request_id="mine\n")
     try:
         with pytest.raises(RequestFailed, match="the network is cut"):
-            await generate(client, prompt(40))
+            _ = [response async for response in client.generate(named)]
     finally:
         del requests.finish  # type: ignore[method-assign]
+    said = r"request [0-9a-f]{32}/\d \('mine\\n' of its client\) failed: .*the network is cut"
+    assert re.search(said, caplog.text)
     await pages_return(pool)
     assert len(requests) == 0
     assert len(await generate(client, prompt(40))) == 8
@@ -362,6 +397,31 @@ async def test_12_parity_of_two_nodes_with_one_at_the_edges(
     assert await generate(client, prompt(length), max_tokens=PAGE + 2) == expected
 
 
+@pytest.mark.parametrize(
+    ("tp", "prefill_tp", "settings"),
+    [
+        (1, 2, {}),
+        (2, 1, {"strategy": "dcp", "interleave": 4}),
+        pytest.param(4, 2, {}, marks=pytest.mark.full),
+        pytest.param(1, 1, {"strategy": "helix", "interleave": 4}, marks=pytest.mark.full),
+    ],
+)
+async def test_12_parity_of_other_degrees_and_cut_sequences(
+    make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path], one_rank: Client,
+    tp: int, prefill_tp: int, settings: dict[str, Any],
+) -> None:  # fmt: skip
+    """Prompts shorter than the number of shards, outputs that end at a turn and beside one."""
+    config = make_pool(
+        random_checkpoint(), nodes=2, tp=tp, prefill_tp=prefill_tp, page_size=PAGE,
+        kv_memory_bytes=1 << 20, kv_transfer="grpc", **settings,
+    )  # fmt: skip
+    cases = [(length, tokens) for length in (1, 5) for tokens in (3, 4, 5, 9)]
+    async with InProcessPool(config), Client(config.config.coordinator) as pool:
+        for length, tokens in cases:
+            expected = await generate(one_rank, prompt(length), tokens)
+            assert await generate(pool, prompt(length), tokens) == expected
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def one_rank(
     make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path]
@@ -383,12 +443,19 @@ async def test_13_padding_what_the_dummy_page_holds_reaches_nobody(
     assert await generate(client, prompt(20)) == expected
 
 
+@pytest.mark.parametrize("in_flight", [1, scheduler.STEPS_IN_FLIGHT])
 async def test_14_overlap_requests_that_come_and_go_get_what_they_get_alone(
-    pool: InProcessPool, client: Client
+    pool: InProcessPool, client: Client, in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps are launched before the tokens of the last are known, ends by token among them."""
+    """Steps are launched before the tokens of the last are known, ends by token among them.
+
+    One step in flight is no overlap: what each request gets then, alone, is what it has to get.
+    """
     cases = [(prompt(3 + 11 * i, i), 1 + 3 * (i % 5)) for i in range(10)]
-    alone = [await generate(client, p, n) for p, n in cases]
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler, "STEPS_IN_FLIGHT", 1)
+        alone = [await generate(client, p, n) for p, n in cases]
+    monkeypatch.setattr(scheduler, "STEPS_IN_FLIGHT", in_flight)
     stops = [ids[len(ids) // 2] for ids in alone]
     together = await asyncio.gather(
         *(

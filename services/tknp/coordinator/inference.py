@@ -140,6 +140,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         request = Request(
             Key(uuid.uuid4().hex, 0), prompt, params, arrived_s, message.priority,
             arrived_s + allowed_s, given=len(generated), generated=generated,
+            name=message.request_id,
         )  # fmt: skip
         self._driver.open().submit(request)
         return request

@@ -53,7 +53,8 @@ class Request:
 
     `priority`: higher goes first. `deadline_s`: when it fails unless it has ended, on the
     coordinator's clock as all times. `given`: how many of `generated` came with it, from an earlier
-    life of the pool. `order`: its place in the order of arrival. `stops`: ids that end it.
+    life of the pool. `order`: its place in the order of arrival. `stops`: ids that end it. `name`:
+    what its client calls it, any text; for logs.
 
     Set where it is placed: `stream`, and `slot`, its row there; `owners`, and `shares`, how they
     divide its tokens; `held`, pages of each owner that are counted for it; `covered`, the first
@@ -86,6 +87,7 @@ class Request:
     token_s: float = 0.0
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     trace: Trace = field(default_factory=TRACE.get)
+    name: str = ""
 
     def cover(self, division: Division) -> None:
         """Note how far the pages that are held reach."""

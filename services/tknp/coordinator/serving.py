@@ -178,7 +178,8 @@ class Serving:
 
     def _tell_failure(self, request: Request, error: TknpError) -> None:
         self._counts.failed += 1
-        log.warning("request %s failed: %s", request.key, error)
+        named = f" ({request.name!r} of its client)" if request.name else ""
+        log.warning("request %s%s failed: %s", request.key, named, error)
         request.events.put_nowait(Event(error=error))
         self._ended.set()
 
