@@ -34,6 +34,7 @@ _TIMES = (
     ("itl_s", 1e3, "mean ITL, ms", "between tokens of a running request"),
     ("completion_s", 1.0, "mean completion, s", "completion, waiting included"),
 )
+_NAMES = tuple(variant.name for variant in VARIANTS)
 _MODEL = "SmolLM2-135M in bfloat16"
 _MEMORY = "weights to weights plus KV as 454 to 560"
 _SETUP = (
@@ -104,7 +105,7 @@ def _capacity(path: Path) -> Path:
     axes.set_xticks(range(len(NODES)), [str(n) for n in NODES])
     style(axes, "KV that a pool holds; numbers: times DP", "nodes of equal memory", "tokens")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    return save(figure, [axes], path, f"{_MODEL}, {_MEMORY} in each node")
+    return save(figure, [axes], path, f"{_MODEL}, {_MEMORY} in each node", _NAMES)
 
 
 def _throughput(
@@ -123,7 +124,7 @@ def _throughput(
         axes.text(
             0, 1.02, _against_dp(some), transform=axes.transAxes, fontsize=7.5, color=MUTED
         )  # fmt: skip
-    return save(figure, found, path, _caption(tokens, link))
+    return save(figure, found, path, _caption(tokens, link), _NAMES)
 
 
 def _times(cells: Sequence[Cell], context: int, link: str, path: Path) -> Path:
@@ -136,7 +137,7 @@ def _times(cells: Sequence[Cell], context: int, link: str, path: Path) -> Path:
         axes.text(
             0, 1.02, f"context {context:,}", transform=axes.transAxes, fontsize=7.5, color=MUTED
         )  # fmt: skip
-    return save(figure, found, path, _caption({cell.tokens for cell in some}, link))
+    return save(figure, found, path, _caption({cell.tokens for cell in some}, link), _NAMES)
 
 
 def _links(cells: Sequence[Cell], links: Sequence[str], path: Path) -> list[Path]:
@@ -161,7 +162,7 @@ def _links(cells: Sequence[Cell], links: Sequence[str], path: Path) -> list[Path
     axes.set_xticks(range(len(places)), named)
     axes.set_xlim(-0.3, len(places) - 0.7)
     style(axes, f"context {work[0]:,}, {work[1]} offered", "link between nodes", _THROUGHPUT)
-    return [save(figure, [axes], path, _caption({work[2]}, ""))]
+    return [save(figure, [axes], path, _caption({work[2]}, ""), _NAMES)]
 
 
 def _comparable(cells: Sequence[Cell], context: int) -> list[Cell]:

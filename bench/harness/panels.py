@@ -62,7 +62,7 @@ def style(axes: Any, title: str, x: str, y: str) -> None:
     axes.tick_params(labelsize=8, colors=MUTED, length=0)
     axes.grid(True, axis="y", color=LIGHT["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, max(axes.dataLim.y1 * 1.08, 1e-9))
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(LIGHT["line"])
@@ -85,11 +85,12 @@ def column(axes: Any, xs: Sequence[float], runs: Sequence[Sequence[float]], look
     )  # fmt: skip
 
 
-def save(figure: Any, found: Sequence[Any], path: Path, caption: str) -> Path:
-    """Write a PNG with one legend of all panels and `caption` below them."""
+def save(figure: Any, found: Sequence[Any], path: Path, caption: str, order: Sequence[str]) -> Path:
+    """Write a PNG with one legend of all panels, in `order`, and `caption` below them."""
     named: dict[str, Any] = {}
     for axes in found:
         named |= {n: line for line, n in zip(*axes.get_legend_handles_labels(), strict=True)}
+    named = {name: named[name] for name in sorted(named, key=list(order).index)}
     width, above = figure.get_size_inches()
     lines = textwrap.wrap(caption, round(width * 15.5))
     columns = min(len(named), max(2, int(width / 1.75)), _LEGEND_COLUMNS)
