@@ -48,8 +48,9 @@ _RETRY_S = 0.1
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", RESPONSE_BYTES),
     ("grpc.enable_http_proxy", 0),  # a proxy meant for the web must not swallow loopback calls
-    ("grpc.keepalive_time_ms", 4_000),  # a server that is silently gone ends its streams
+    ("grpc.keepalive_time_ms", 3_000),  # a server that is silently gone ends its streams
     ("grpc.keepalive_timeout_ms", 4_000),
+    ("grpc.http2.ping_timeout_ms", 4_000),  # 60 s else, whatever the line above says
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),  # somebody waits for a pool that is starting
     ("grpc.min_reconnect_backoff_ms", 100),

@@ -18,7 +18,8 @@ from tknp.rpc.tracing import CarryTrace, TracedCalls
 LIVENESS = "tknp.liveness"
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 3_000),  # a frozen or cut-off peer is noticed within 7 s
-    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_timeout_ms", 4_000),
+    ("grpc.http2.ping_timeout_ms", 4_000),  # 60 s else, whatever the line above says
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
