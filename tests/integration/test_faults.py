@@ -4,7 +4,8 @@ Ranks are threads of this process, their data plane a hub. A process that is *ki
 port, its connections and its place on the data plane at once. One that is *frozen* here is one
 whose engine stands still while its port answers, which is harder to notice than a process that is
 stopped (`test_faults_processes.py`): peers on the data plane time out, and a stall is found on a
-clock that the test turns.
+clock that the test turns. A coordinator would stand still together with the test, so that one is a
+process of its own, and is stopped. The table's phase of loading is in `test_faults_processes.py`.
 
 What must hold after each: every open request ends with an error that names a cause, the others that
 need the lost process fail within their time-outs, and the pages of ended requests are free. One
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -24,8 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tknp.client import Client, RequestFailed, request_for
+from tknp.config import write_pool
 from tknp.errors import TknpError
 from tknp.kv.holding import State
 from tknp.kv.pages import PagePool
@@ -37,6 +42,10 @@ from tknp.v1.common_pb2 import Phase, Sampling
 PROMPT = list(range(1, 100))
 TIMEOUT_S = 2.0  # of the data plane: above what a busy machine may hold up a rank
 NOTICED_S = 10.0
+SETTINGS: dict[str, Any] = {
+    "nodes": 2, "kv_memory_bytes": 2 << 20, "page_size": 16, "timeout_s": TIMEOUT_S,
+    "prefill_chunk": 32, "kv_transfer": "grpc",
+}  # fmt: skip
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(120)]
 
 
@@ -130,11 +139,7 @@ def scene(make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path])
 
     @asynccontextmanager
     async def start(**settings: Any) -> AsyncIterator[tuple[Scene, Client]]:
-        values = {
-            "nodes": 2, "kv_memory_bytes": 2 << 20, "page_size": 16, "timeout_s": TIMEOUT_S,
-            "prefill_chunk": 32, "kv_transfer": "grpc", **settings,
-        }  # fmt: skip
-        scene = Scene(make_pool(random_checkpoint(), **values))
+        scene = Scene(make_pool(random_checkpoint(), **{**SETTINGS, **settings}))
         try:
             async with scene.running, Client(scene.pool.config.coordinator) as client:
                 try:
@@ -161,7 +166,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def refused(work: asyncio.Task[None], why: str = "") -> None:
+async def refused(work: asyncio.Task[None], why: str | None = None) -> None:
     """`work` ends with an error that `why`, a pattern, is found in."""
     with pytest.raises((RequestFailed, TknpError), match=why):
         await asyncio.wait_for(work, NOTICED_S)
@@ -420,6 +425,33 @@ async def test_a_rank_that_cannot_load_fails_the_start_with_its_reason(
             pass
 
 
+async def test_a_chunk_that_finds_no_memory_ends_its_request_with_numbers(scene: Any) -> None:
+    """As it is computed, a prompt takes memory that nobody has counted."""
+    async with scene(nodes=1) as (pool, client):
+        attention = pool.running.prefill[0].runtime.rank._attention
+        attention.attend = too_much
+        why = r"no memory to compute a chunk of 32 tokens, \d+ bytes .* 1152921504606846976"
+        await refused(asyncio.create_task(pool.generate(client)), why)
+        del attention.attend
+        await pool.generate(client, max_tokens=3)
+        assert not pool.driver.error
+
+
+async def test_a_step_that_finds_no_memory_ends_the_pool_with_the_reason(scene: Any) -> None:
+    async with scene(nodes=1) as (pool, client):
+        work = asyncio.create_task(pool.generate(client))
+        await pool.got_tokens.wait()
+        state = pool.running.nodes[0].runtime._engine._lanes[0].state
+        state._attention.attend = too_much
+        await refused(work, r"rank \(0, 0\), step \d+: .*1152921504606846976 bytes")
+        await failed(pool, "1152921504606846976 bytes")
+
+
+def too_much(*_: Any) -> None:
+    """What no machine has."""
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
 @pytest.mark.parametrize("kind", ["nodes", "prefill"])
 async def test_a_process_killed_while_loading_fails_the_start(
     make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path], kind: str
@@ -458,17 +490,16 @@ CELLS = [
     for kind in KINDS
     for how in ("killed", "frozen")
     for phase in PHASES
-    # One that is stopped can't be imitated on the event loop that it shares with everybody.
-    if (kind, how) != ("coordinator", "frozen")
+    if (kind, how) != ("coordinator", "frozen")  # in a test of its own
 ]
 
 
-async def enter(scene: Scene, phase: str, client: Client) -> tuple[asyncio.Task[None], list[Any]]:
-    """Bring a request of `scene` into `phase`; it, and what else has to end."""
+async def enter(scene: Scene, phase: str, client: Client) -> asyncio.Task[None]:
+    """Bring a request of `scene` into `phase`, the batch if that is draining."""
     prefill = scene.running.prefill[0]
     block, reached, go_on = scene.block(), asyncio.Event(), asyncio.Event()
     if phase == "idle":
-        return asyncio.create_task(asyncio.sleep(0)), []
+        return asyncio.create_task(asyncio.sleep(0))
     if phase == "prefill":
         in_layer(prefill, block)
     if phase == "transfer":
@@ -476,14 +507,10 @@ async def enter(scene: Scene, phase: str, client: Client) -> tuple[asyncio.Task[
     work = asyncio.create_task(scene.generate(client, max_tokens=400))
     waits = {"prefill": block.reached, "transfer": reached}
     await waits.get(phase, scene.got_tokens).wait()
-    if phase == "draining":
-        draining = asyncio.create_task(scene.running.coordinator.drain())
-        await until(lambda: scene.driver.phase == Phase.PHASE_DRAINING)
-        return work, [draining]
     # What is held up goes on by itself a moment after: the process that was hit must not matter.
     asyncio.get_running_loop().call_later(0.2, block.release)
     asyncio.get_running_loop().call_later(0.2, go_on.set)
-    return work, []
+    return work
 
 
 async def look_around(scene: Scene) -> None:
@@ -510,7 +537,10 @@ async def test_table(scene: Any, kind: str, how: str, phase: str) -> None:
             "decode TP rank": pool.running.nodes[-1],
             "prefill TP rank": pool.running.prefill[-1],
         }[kind]
-        work, others = await enter(pool, phase, client)
+        work, others = await enter(pool, phase, client), []
+        if phase == "draining":
+            others.append(asyncio.create_task(pool.running.coordinator.drain()))
+            await until(lambda: pool.driver.phase == Phase.PHASE_DRAINING)
         if kind == "coordinator":
             pool.driver.serving.close()
         if how == "killed":
@@ -535,3 +565,53 @@ async def test_table(scene: Any, kind: str, how: str, phase: str) -> None:
             assert not pool.driver.error
         if not pool.driver.error and kind != "coordinator":
             await pool.pages_return(*pool.running.nodes[:: settings["tp"]])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("phase", PHASES)
+async def test_table_of_a_coordinator_that_is_stopped(
+    make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path], tmp_path: Path,
+    phase: str,
+) -> None:  # fmt: skip
+    """Requests end within the keepalive's time; nodes that run some end too, pages come back."""
+    scene = Scene(make_pool(random_checkpoint(), **SETTINGS))
+    write_pool(scene.pool.config, tmp_path / "pool.yaml")
+    command = ("-m", "tknp.cli.main", "serve", "coordinator", "--pool", tmp_path / "pool.yaml")
+    coordinator = await asyncio.create_subprocess_exec(sys.executable, *command)
+    try:
+        for rank in (*scene.running.prefill, *scene.running.nodes):
+            await rank.start()
+        async with Client(scene.pool.config.coordinator) as client:
+            await served(client)
+            work = await enter(scene, phase, client)
+            if phase == "draining":
+                coordinator.send_signal(signal.SIGTERM)
+                while (await client.status()).phase != Phase.PHASE_DRAINING:
+                    pass
+            coordinator.send_signal(signal.SIGSTOP)
+            if phase == "idle":
+                work = asyncio.create_task(scene.generate(client))
+            await refused(work)
+        nodes = scene.running.nodes
+        if phase in ("decode", "draining"):
+            for node in nodes:
+                async with asyncio.timeout(NOTICED_S):
+                    assert "coordinator" in await node.runtime.life.failed()
+        else:
+            scene.clock.skipped_s += scene.pool.config.lease_s + 1
+            await scene.pages_return(*nodes)
+    finally:
+        for block in scene.blocks:
+            block.release()
+        coordinator.kill()
+        await coordinator.wait()
+        await scene.running.stop()
+
+
+async def served(client: Client) -> None:
+    """Wait until the pool is ready."""
+    while True:
+        with suppress(TknpError):
+            if (await client.status()).ready:
+                return
+        await asyncio.sleep(0.1)

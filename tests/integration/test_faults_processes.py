@@ -1,7 +1,8 @@
 """`tknp up` with real processes that are killed and stopped: what clients, peers and the user see.
 
-The whole table of process kinds and phases is in `test_faults.py`, with ranks as threads; a writer
-that is stopped in mid-push is in `test_quarantine.py`.
+The whole table of process kinds and phases is in `test_faults.py`, with ranks as threads, but for
+the phase of loading, which is here; a writer that is stopped in mid-push is in
+`test_quarantine.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,17 @@ class Up:
             pytest.fail(self.process.communicate()[1])
         facts: dict[str, Any] = json.loads(line)
         self.target, self.pids = facts["target"], facts["pids"]
+
+    def loading(self, role: str, rank: int) -> int:
+        """The process of TP rank `rank` of `role`, waited for until it has been started."""
+        words = {"serve", role} if role == "coordinator" else {"serve", role, "--rank", str(rank)}
+        while self.process.poll() is None:
+            for child in psutil.Process(self.process.pid).children():
+                with suppress(psutil.NoSuchProcess):
+                    if words <= set(child.cmdline()):
+                        return child.pid
+            time.sleep(0.01)
+        pytest.fail(self.process.communicate()[1])
 
     def ended(self) -> str:
         """What it reports when it has ended by itself, leaving no process."""
@@ -153,3 +167,21 @@ def test_a_process_stopped_while_idle_is_named(up: Start, name: str) -> None:
     pool.ready()
     os.kill(pool.pids[name], signal.SIGSTOP)
     assert f"{name} has been stopped (SIGSTOP) for 3 s" in pool.ended()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("role", "rank"),
+    [("coordinator", 0), ("prefill", 0), ("prefill", 1), ("decode-node", 0), ("decode-node", 1)],
+)
+def test_a_process_lost_while_loading_is_named(
+    up: Start, role: str, rank: int, signum: signal.Signals, tmp_path: Path
+) -> None:
+    pool = up("--nodes", "1", "--tp", "2", "--prefill-tp", "2", "--kv-memory", "64MiB")
+    os.kill(pool.loading(role, rank), signum)
+    name = role if role == "coordinator" else f"{role}-0-rank-{rank}"
+    how = "was killed by SIGKILL" if signum == signal.SIGKILL else "has been stopped (SIGSTOP)"
+    assert f"{name} {how}" in pool.ended()
+    ours = (p.info["cmdline"] or () for p in psutil.process_iter(["cmdline"]))
+    assert not [words for words in ours if any(str(tmp_path) in word for word in words)]
