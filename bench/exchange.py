@@ -3,9 +3,11 @@
     python bench/exchange.py [--quick]
 
 Latency: a root and an owner exchange the rows of one layer of SmolLM2 and nothing else, thousands
-of times. Of a batch of 32 rows half are the owner's, as in a balanced pool of two nodes. Share and
-bytes come from a pool of two nodes that decodes 8 requests: what its ranks spent in exchanges, and
-sent, against equation (3) of Decode Token Parallelism plus handoffs and ids.
+of times, as the engine does: compiled lanes move them within a run of layers, whose computing is
+left out here, other wires operation by operation. Of a batch of 32 rows half are the owner's, as in
+a balanced pool of two nodes. Share and bytes come from a pool of two nodes that decodes 8 requests:
+what its ranks spent in exchanges, and sent, against equation (3) of Decode Token Parallelism plus
+handoffs and ids.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from harness.layers import run_through
 from harness.metrics import scrape
 from harness.options import finish, parser
 from harness.pool import decode, pool, prompts
@@ -27,10 +30,12 @@ from harness.report import Row, Target, note
 
 from tknp.cli.ports import free_ports
 from tknp.config import DataPlane
+from tknp.kernels.exchange import Mailbox
+from tknp.kernels.layers import KernelLayers
 from tknp.kernels.mailbox import choose_lanes
 from tknp.layout.derive import derive
 from tknp.layout.layout import NodeSpec, make_layout
-from tknp.layout.program import sent_bytes
+from tknp.layout.program import Kind, Op, Transfer, sent_bytes
 from tknp.layout.rank import Rank
 from tknp.layout.rows import Group
 from tknp.metrics.table import EXCHANGE_BYTES, STEP, STEP_PART
@@ -47,6 +52,7 @@ WIRES: dict[str, tuple[DataPlane, Callable[[], LaneFactory] | None]] = {
 }
 OURS, OTHERS = "shared memory", ("shared memory without a compiler", "gloo")
 BATCHES = (8, 32, 128)
+RUN = 20  # layers in one go
 LATENCY_US, SHARE, OVERHEAD = 15.0, 0.02, 1.01
 BATCH, CONTEXT = 8, 512
 ROOT, OWNER = Rank(0, 0), Rank(1, 0)
@@ -62,21 +68,52 @@ def connect(rank: Rank, wire: str, meeting: str) -> Transport:
     )  # fmt: skip
 
 
-def buffers(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """QKV and attention rows of one layer."""
-    shard = Shard(open_checkpoint("smollm2").config, 0, 1, False, False)
-    qkv = torch.ones(rows, shard.qkv_width, dtype=torch.bfloat16)
-    return qkv, torch.ones(rows, shard.q_width, dtype=torch.bfloat16)
+def scatter_and_gather(rank: Rank, rows: int) -> list[Op]:
+    """What `rank` exchanges in one layer of SmolLM2."""
+    heads = heads_of_smollm2()
+    qkv = (Transfer(ROOT, OWNER, 0, rows, heads.qkv_width, 2, "qkv"),)
+    attention = (Transfer(OWNER, ROOT, 0, rows, heads.q_width, 2, "attention"),)
+    if rank == ROOT:
+        return [Op(Kind.SCATTER, 0, rows, 0, sends=qkv), Op(Kind.GATHER, 0, rows, 0, (), attention)]
+    return [Op(Kind.SCATTER, 0, rows, 0, recvs=qkv), Op(Kind.GATHER, 0, rows, 0, sends=attention)]
 
 
-def own(wire: str, meeting: str, rows: int, layers: int) -> None:
-    """The owner's side: takes QKV rows, gives attention rows back, at once."""
-    transport = connect(OWNER, wire, meeting)
-    qkv, attention = buffers(rows)
+def heads_of_smollm2() -> Shard:
+    return Shard(open_checkpoint("smollm2").config, 0, 1, False, False)
+
+
+def exchange(transport: Transport, rows: int, layers: int) -> list[float]:
+    """Seconds of each layer at one rank."""
+    heads, ops = heads_of_smollm2(), scatter_and_gather(transport.rank, rows)
+    mailbox = Mailbox.of(transport, 0)
+    if mailbox is not None:
+        whole = KernelLayers(heads, None, None, {}, max_rows=rows, mailbox=mailbox)
+        prepared = whole.prepare(range(RUN), ops)
+        seconds: list[float] = []
+        for _ in range(layers // RUN):
+            seconds += run_through(whole.run(prepared, None, torch.empty(0))).seconds
+        return [sum(layer) for layer in zip(seconds[::2], seconds[1::2], strict=True)]
+    place = {
+        what: torch.ones(rows, width, dtype=torch.bfloat16)
+        for what, width in (("qkv", heads.qkv_width), ("attention", heads.q_width))
+    }
+    sends = [[(t.dst, place[t.what]) for t in op.sends] for op in ops]
+    recvs = [[(t.src, place[t.what]) for t in op.recvs] for op in ops]
+    seconds, sent = [], None
     for _ in range(layers):
-        transport.post([], [(ROOT, qkv)], stream=0).wait()
-        transport.post([(ROOT, attention)], [], stream=0).wait()
-    transport.close()
+        began = time.perf_counter()
+        for sending, receiving in zip(sends, recvs, strict=True):
+            if sent is not None and sending:
+                sent.wait()
+            work = transport.post(sending, receiving, stream=0)
+            if sending:
+                sent = work
+            else:
+                work.wait()
+        seconds.append(time.perf_counter() - began)
+    if sent is not None:
+        sent.wait()
+    return seconds
 
 
 def latency_us(wire: str, rows: int, layers: int) -> float:
@@ -86,14 +123,7 @@ def latency_us(wire: str, rows: int, layers: int) -> float:
         [sys.executable, __file__, "--own", wire, meeting, str(rows), str(layers)]
     )
     transport = connect(ROOT, wire, meeting)
-    qkv, attention = buffers(rows)
-    seconds = []
-    for _ in range(layers):
-        began = time.perf_counter()
-        sent = transport.post([(OWNER, qkv)], [], stream=0)
-        transport.post([], [(OWNER, attention)], stream=0).wait()
-        sent.wait()
-        seconds.append(time.perf_counter() - began)
+    seconds = exchange(transport, rows, layers)
     owner.wait(TIMEOUT_S)
     transport.close()
     return statistics.median(seconds) * 1e6
@@ -159,7 +189,9 @@ def main() -> None:
     options: argparse.Namespace = arguments.parse_args()
     if options.own:  # this script's own second process
         wire, meeting, count, layers = options.own
-        own(wire, meeting, int(count), int(layers))
+        transport = connect(OWNER, wire, meeting)
+        exchange(transport, int(count), int(layers))
+        transport.close()
         return
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = latencies(200 if options.quick else 5000)

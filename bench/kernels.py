@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from harness.layers import run_through
 from harness.machine import read_bandwidth
 from harness.options import finish, parser, tries
 from harness.report import Row, note
@@ -28,10 +29,11 @@ from torch import Tensor
 from tknp.attention.base import AttentionShape, DecodeRows
 from tknp.kernels.decode import KernelDecodeAttention
 from tknp.kernels.dense import KernelDense
-from tknp.kernels.layers import PARTS, KernelLayers
+from tknp.kernels.layers import KernelLayers
 from tknp.kernels.library import available
 from tknp.kernels.prefill import KernelPrefillAttention
 from tknp.kv.storage import KvStorage
+from tknp.layout.program import Kind, Op
 from tknp.model.config import ModelConfig
 from tknp.model.rope import rope_table
 from tknp.model.shard import Shard
@@ -45,6 +47,7 @@ PAGE_TOKENS = 64
 CHUNK_TOKENS = 512
 DECODE = ((512, 1), (512, 8), (512, 32), (512, 64), (4096, 8))
 PREFILL = ((512, 1), (2048, 1))
+STAGES = (Kind.PROJECT, Kind.ATTEND, Kind.FINISH)
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,10 @@ class Model:
         self.kv.data[1:] = self.kv.data[0]
         self.scattered = 1 + torch.randperm(pages - 1).int()
         kept = {layer: self.kv.layer(layer) for layer in range(config.layers)}
-        self.decode_layers = KernelLayers(self.dense, self.decode_attention, kept)
+        self.layers = KernelLayers(
+            self.dense.shard, self.dense, self.decode_attention, kept,
+            max_rows=max(batch for _, batch in DECODE),
+        )  # fmt: skip
 
     def tables(self, batch: int, context: int) -> Tensor:
         width = -(-context // PAGE_TOKENS)
@@ -129,12 +135,14 @@ class Model:
         ids = torch.randint(self.config.vocab_size, (batch,))
         with clock.part("dense"):
             x = self.dense.embed(ids)
-        x, seconds = self.decode_layers.run(range(self.config.layers), plan, x)
-        attention_s = sum(seconds[1::PARTS])
+        stages = [Op(kind, 0, batch, 0) for kind in STAGES]
+        prepared = self.layers.prepare(range(self.config.layers), stages)
+        ran = run_through(self.layers.run(prepared, plan, x))
+        attention_s = sum(ran.seconds[1 :: len(STAGES)])
         clock.spent["attention"] += attention_s
-        clock.spent["dense"] += sum(seconds) - attention_s
+        clock.spent["dense"] += sum(ran.seconds) - attention_s
         with clock.part("dense"):
-            self.dense.head(x)
+            self.dense.head(ran.x)
 
     def prefill(self, context: int, batch: int, clock: Clock) -> None:
         for table in self.tables(batch, context):

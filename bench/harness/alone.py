@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from harness.layers import run_through
 from harness.report import Row, Target, note
 from tknp.attention.base import DecodeRows
 from tknp.engine.backend import choose_backend, whole_layers
@@ -21,6 +22,7 @@ from tknp.engine.decode import DecodeRank
 from tknp.kv.holding import Key
 from tknp.kv.storage import KvStorage
 from tknp.layout.layout import NodeSpec, make_layout
+from tknp.layout.program import Kind, Op
 from tknp.layout.rank import Rank
 from tknp.layout.shares import Shares
 from tknp.model.checkpoint import open_checkpoint
@@ -34,6 +36,7 @@ BATCHES = (1, 8)
 MOST = 1.03
 _PAGE = 64
 _WARM = 8
+_STAGES = (Kind.PROJECT, Kind.ATTEND, Kind.FINISH)
 _PARAMS = SamplingParams(max_tokens=100_000, ignore_eos=True)
 
 
@@ -53,6 +56,7 @@ class Bench:
         )  # fmt: skip
         self._dense = backend.dense(checkpoint.load(shard, torch.bfloat16))
         self._attention = backend.decode_attention()
+        self._transport = LocalHub(1, 1, 60.0).transport(Rank(0, 0))
         self._steps = steps
 
     def ratio(self, batch: int) -> Row:
@@ -82,7 +86,7 @@ class Bench:
     def _engine(self, batch: int) -> Callable[[], object]:
         storage, tables = self._storage(batch)
         rank = DecodeRank(
-            self._layout, Rank(0, 0), LocalHub(1, 1, 60.0).transport(Rank(0, 0)),
+            self._layout, Rank(0, 0), self._transport,
             dense=self._dense, attention=self._attention, storage=storage, epoch=1,
             max_batch=batch, device=torch.device("cpu"),
         )  # fmt: skip
@@ -108,14 +112,19 @@ class Bench:
         states = [RowState(_PARAMS, CONTEXT + 1, 1, None) for _ in range(batch)]
         ids = torch.ones(batch, dtype=torch.int64)
         dense, attention = self._dense, self._attention
-        whole = whole_layers(dense, attention, pages)
+        layers, stages = range(len(pages)), [Op(kind, 0, batch, 0) for kind in _STAGES]
+        whole = whole_layers(
+            self._layout.heads(Rank(0, 0)), dense, attention, pages,
+            max_rows=batch, transport=self._transport, stream=0,
+        )  # fmt: skip
+        prepared = None if whole is None else whole.prepare(layers, stages)
 
         @torch.inference_mode()
         def step() -> None:
             plan = attention.plan(rows)
             x = dense.embed(ids)
-            if whole is not None:
-                x, _ = whole.run(range(len(pages)), plan, x)
+            if whole is not None and prepared is not None:
+                x = run_through(whole.run(prepared, plan, x)).x
             else:
                 for layer, kv in pages.items():
                     qkv = dense.project(layer, x)

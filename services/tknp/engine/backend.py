@@ -21,6 +21,7 @@ from tknp.errors import InvalidValue
 from tknp.kernels.cores import keep_cores
 from tknp.kernels.decode import KernelDecodeAttention, check_rope
 from tknp.kernels.dense import KernelDense, check_family
+from tknp.kernels.exchange import Mailbox
 from tknp.kernels.layers import KernelLayers
 from tknp.kernels.library import available
 from tknp.kernels.prefill import KernelPrefillAttention
@@ -28,6 +29,7 @@ from tknp.model.dense import Dense, TorchDense
 from tknp.model.rope import rope_table
 from tknp.model.shard import Shard
 from tknp.model.weights import ShardWeights
+from tknp.transport.base import Transport
 
 log = logging.getLogger(__name__)
 
@@ -119,13 +121,19 @@ def choose_backend(
 
 
 def whole_layers(
+    heads: Shard,
     dense: Dense | None,
     attention: DecodeAttention[Any] | None,
     pages: Mapping[int, tuple[Tensor, Tensor]] | None,
+    *,
+    max_rows: int,
+    transport: Transport,
+    stream: int,
 ) -> KernelLayers | None:
     """What runs whole layers in one go, where there is a faster way than operation by operation."""
-    if not (isinstance(dense, KernelDense) and isinstance(attention, KernelDecodeAttention)):
+    held = dense if isinstance(dense, KernelDense) and dense.shard.dense_tp == 1 else None
+    attends = attention if isinstance(attention, KernelDecodeAttention) else None
+    if held is None and attends is None:
         return None
-    if pages is None or dense.shard.dense_tp > 1:
-        return None
-    return KernelLayers(dense, attention, pages)
+    mailbox = Mailbox.of(transport, stream)
+    return KernelLayers(heads, held, attends, pages or {}, max_rows=max_rows, mailbox=mailbox)

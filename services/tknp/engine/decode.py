@@ -91,7 +91,12 @@ class DecodeRank:
         if storage is not None:
             kept = enumerate(layout.kv_layers(rank))
             pages = {layer: storage.layer(index) for index, layer in kept}
-        layers = None if turns else whole_layers(dense, attention, pages)
+        layers = None
+        if len(streams) == 1:
+            layers = whole_layers(
+                layout.heads(rank), dense, attention, pages,
+                max_rows=max_batch, transport=transport, stream=streams[0],
+            )  # fmt: skip
         self._lanes = {
             stream: _Lane(
                 StreamState(

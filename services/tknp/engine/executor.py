@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tknp.engine.recorder import Recorder
-from tknp.engine.runs import PARTS, Piece, Run, RunLayers
+from tknp.engine.runs import Piece, Run, RunLayers
 from tknp.engine.sequence import SequenceOperations
 from tknp.engine.tensors import Tensors
 from tknp.engine.times import StepTimes
@@ -133,7 +133,7 @@ class Executor:
         began = perf_counter()
         for op in program:
             if isinstance(op, Run):
-                self._run(op, began)
+                yield from self._run(op, began)
                 began = perf_counter()
                 continue
             self.at = op
@@ -162,16 +162,28 @@ class Executor:
             waited = perf_counter() - began
             times.add(self.at, waited, waited)
 
-    def _run(self, run: Run, began: float) -> None:
+    def _run(self, run: Run, began: float) -> Generator[Work, None, None]:
+        """Whole layers: their operations are timed where they are run."""
         self.at = run.ops[0]
         if self._frame.layers is None:
             raise ProtocolError("nothing here computes whole layers but the program has some")
-        self._tensors.x, seconds = self._frame.layers(run, self._tensors.x)
-        for part, op in enumerate(run.ops[: len(PARTS)]):
-            self.times.add(op, sum(seconds[part :: len(PARTS)]), 0.0)
+        waited = 0.0
+        if run.exchanges and self._sending is not None:
+            waited = yield from _waited(self._sending[0])
+            self._sending = None
+        ran = yield from self._frame.layers(run, self._tensors.x)
+        self._tensors.x = ran.x
+        if ran.sending is not None:
+            self._sending = ran.sending, []
+        seconds, waits = ran.seconds, ran.waits
+        seconds[0] += waited
+        waits[0] += waited
+        for stage, op in enumerate(run.stages):
+            each = slice(stage, None, len(run.stages))
+            self.times.add(op, sum(seconds[each]), sum(waits[each]))
         if self._recorder.on:
-            for op, spent in zip(run.ops, seconds, strict=True):
-                self._recorder.add(self._stream, op, began, spent, 0.0)
+            for op, spent, of_them in zip(run.ops, seconds, waits, strict=True):
+                self._recorder.add(self._stream, op, began, spent, of_them)
                 began += spent
 
     @property

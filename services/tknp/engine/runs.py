@@ -1,62 +1,99 @@
-"""Runs of whole layers in a program: what a rank may compute in one go.
+"""Runs of whole layers in a program: what a rank computes, and exchanges, in one go.
 
-    Project Attend Finish | Project Attend Finish | Handoff | Sample
-    '------------- Run(layers 0..1) -------------'
+    Project Scatter Attend Gather Finish | Project Scatter Attend Gather Finish | Handoff | ...
+    '------------------------- Run(layers 0..1) ------------------------------'
+    Scatter Attend Gather | Scatter Attend Gather | Handoff | ...      the same layers at an owner
 
-Nothing of these operations is sent, received or shared with other ranks, so that nobody can tell
-whether they ran one by one. A root whose rows have owners elsewhere has no such layers.
+Layers of a run are alike: the same operations on the same rows with the same peers. Which
+operations may be part of one is up to what runs them (`takes`); peers can't tell whether they ran
+one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from tknp.kernels.layers import Ran
 from tknp.layout.program import Kind, Op, Program
+from tknp.transport.base import Work
 
-PARTS = (Kind.PROJECT, Kind.ATTEND, Kind.FINISH)
+_ROOT = (Kind.PROJECT, Kind.SCATTER, Kind.ATTEND, Kind.GATHER, Kind.FINISH)
+_OWNER = (Kind.SCATTER, Kind.ATTEND, Kind.GATHER)
+_DENSE = (Kind.PROJECT, Kind.FINISH)
+_EXCHANGES = (Kind.SCATTER, Kind.GATHER)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
-    """`layers`, one after another, on all rows of a step; `ops` are their operations."""
+    """`layers`, one after another; `ops` are their operations, equally many of each layer."""
 
     layers: range
     ops: Program
 
+    @property
+    def stages(self) -> Program:
+        """The operations of the first layer."""
+        return self.ops[: len(self.ops) // len(self.layers)]
+
+    @property
+    def exchanges(self) -> bool:
+        return any(op.kind in _EXCHANGES for op in self.stages)
+
 
 Piece = Op | Run
-RunLayers = Callable[[Run, Tensor], tuple[Tensor, Sequence[float]]]
-"""x -> x, which may be reused, and the seconds that each of `ops` took."""
+Takes = Callable[[Op], bool]
+RunLayers = Callable[[Run, Tensor], Generator[Work, None, Ran]]
+"""Runs on the residual stream; yields what has to be waited for."""
 
 
-def pieces(program: Program) -> tuple[Piece, ...]:
-    """`program` with its runs of layers as one piece each."""
-    return tuple(_pieces(program))
+def pieces(program: Program, takes: Takes) -> tuple[Piece, ...]:
+    """`program` with its runs of layers, of operations that `takes` accepts, as one piece each."""
+    return tuple(_pieces(program, takes))
 
 
-def _pieces(program: Program) -> Iterator[Piece]:
+def _pieces(program: Program, takes: Takes) -> Iterator[Piece]:
     at = 0
     while at < len(program):
-        stop = at
-        while _follows(program, at, stop):
-            stop += len(PARTS)
-        if stop == at:
+        layer = _layer(program, at, takes)
+        if not layer:
             yield program[at]
             at += 1
             continue
-        layers = range(program[at].layer, program[stop - 1].layer + 1)
-        yield Run(layers, program[at:stop])
+        stop = at + len(layer)
+        while _alike(layer, following := _layer(program, stop, takes), program[stop - 1].layer + 1):
+            stop += len(following)
+        yield Run(range(program[at].layer, program[stop - 1].layer + 1), program[at:stop])
         at = stop
 
 
-def _follows(program: Program, first: int, at: int) -> bool:
-    """Whether the layer at `at` goes on with the run that begins at `first`."""
-    ops = program[at : at + len(PARTS)]
-    if tuple(op.kind for op in ops) != PARTS or any(op.partial for op in ops):
-        return False
-    rows = (program[first].start, program[first].stop)
-    layer = program[first].layer + (at - first) // len(PARTS)
-    return all((op.start, op.stop) == rows and op.layer == layer for op in ops)
+def _layer(program: Program, at: int, takes: Takes) -> Program:
+    """The whole layer that begins at `at`; nothing if it can't be run in one go."""
+    stop = at
+    while stop < len(program) and program[stop].kind in _ROOT:
+        if program[stop].layer != program[at].layer:
+            break
+        stop += 1
+    ops = program[at:stop]
+    kinds = tuple(op.kind for op in ops)
+    # A root without rows of its own doesn't attend, one that owns all rows exchanges nothing.
+    in_order = kinds == tuple(kind for kind in _ROOT if kind in kinds)
+    root = in_order and all(kind in kinds for kind in _DENSE)
+    owner = kinds == _OWNER and ops[0].recvs
+    if not (root or owner) or not all(map(takes, ops)):
+        return ()
+    batches = {(op.start, op.stop) for op in ops if op.kind in _DENSE}
+    return () if len(batches) > 1 else ops
+
+
+def _alike(layer: Program, following: Program, index: int) -> bool:
+    """Whether `following` is layer `index` and has the operations of `layer`."""
+    return len(layer) == len(following) and all(
+        other.layer == index
+        and (op.kind, op.start, op.stop) == (other.kind, other.start, other.stop)
+        and op.sends == other.sends
+        and op.recvs == other.recvs
+        for op, other in zip(layer, following, strict=True)
+    )

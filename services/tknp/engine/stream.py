@@ -11,7 +11,7 @@ What streams of a rank share (weights, pages, transport) belongs to `tknp.engine
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from tknp.engine.executor import Frame
 from tknp.engine.owned import OwnedRow, OwnedRows
 from tknp.engine.runs import Piece, Run, pieces
 from tknp.errors import ProtocolError, TknpError
-from tknp.kernels.layers import KernelLayers
+from tknp.kernels.layers import KernelLayers, Prepared, Ran
 from tknp.layout.derive import derive
 from tknp.layout.layout import Layout
 from tknp.layout.program import Kind, Op
@@ -34,6 +34,7 @@ from tknp.layout.rows import Group
 from tknp.sampling.grammar import Grammars
 from tknp.sampling.history import History, RowState
 from tknp.sampling.sampler import RowLogprobs, Sampler
+from tknp.transport.base import Work
 
 _PROGRAMS_KEPT = 64
 Pages = tuple[Tensor, Tensor]
@@ -51,16 +52,20 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Planned:
-    """A program, and the runs of rows that its ATTEND operations name."""
+    """A program, and the runs of rows that its ATTEND operations name.
+
+    `runs`: the whole layers in it, as they are run.
+    """
 
     program: tuple[Piece, ...]
     attends: tuple[tuple[int, int], ...]
+    runs: dict[Run, Prepared] = field(default_factory=dict)
 
 
 class StreamState:
     """`pages`: of each layer kept here. `attention` and `pages` are None on a root-only node.
 
-    `layers`: where layers whose rows don't leave this rank run in one go.
+    `layers`: what runs whole layers in one go.
     `grammars`: where schemas are asked for, at the rank that samples.
     """
 
@@ -133,7 +138,7 @@ class StreamState:
             attend=partial(self._attend, plans),
             draw=lambda logits: self._draw(logits, drawn),
             feedback=self._feed,
-            layers=None if self._layers is None else partial(_run_layers, self._layers, plans),
+            layers=partial(self._run_layers, plans),
         )
 
     def _admit(self, admit: Admit) -> None:
@@ -160,8 +165,12 @@ class StreamState:
         if planned is None:
             program = derive(self._layout, self.batch.stream, groups, self._rank)
             attends = {(op.start, op.stop) for op in program if op.kind is Kind.ATTEND}
-            whole = program if self._layers is None else pieces(program)
-            planned = Planned(whole, tuple(sorted(attends)))
+            planned = Planned(program, tuple(sorted(attends)))
+            if self._layers is not None:
+                found = pieces(program, self._layers.takes)
+                runs = [piece for piece in found if isinstance(piece, Run)]
+                prepared = {run: self._layers.prepare(run.layers, run.stages) for run in runs}
+                planned = Planned(found, planned.attends, prepared)
             self._planned[groups] = planned
             if len(self._planned) > _PROGRAMS_KEPT:
                 self._planned.popitem(last=False)
@@ -210,6 +219,14 @@ class StreamState:
             raise ProtocolError(f"layer {op.layer}: attention asked for without rows")
         return self._attention.attend(plans[op.start], qkv, *self._pages[op.layer])
 
+    def _run_layers(self, plans: dict[int, Any], run: Run, x: Tensor) -> Generator[Work, None, Ran]:
+        if self._layers is None:
+            raise ProtocolError("nothing here runs whole layers but the program has some")
+        prepared = self._now.runs[run]
+        attended = prepared.attended
+        plan = None if attended is None else plans[attended.start]
+        return self._layers.run(prepared, plan, x)
+
     def _draw(self, logits: Tensor, drawn: Drawn) -> Tensor:
         states = [self._row_states[slot] for slot in self.batch.order]
         sampled = self._sampler.sample(logits, states)
@@ -228,9 +245,3 @@ class StreamState:
 
     def _feed(self, ids: Tensor) -> None:
         self._tokens[self._order] = ids
-
-
-def _run_layers(
-    layers: KernelLayers, plans: dict[int, Any], run: Run, x: Tensor
-) -> tuple[Tensor, Sequence[float]]:
-    return layers.run(run.layers, plans[run.ops[0].start], x)

@@ -6,7 +6,9 @@
     library.py    loads it: available(), load()
     dense.py      KernelDense              twin: tknp.model.dense.TorchDense
     decode.py     KernelDecodeAttention    twin: tknp.attention.torch_cpu.TorchCpuAttention
-    layers.py     KernelLayers             twin: those two, layer by layer
+    layers.py     KernelLayers             twin: those two and the transport, layer by layer
+    exchange.py   the messages of KernelLayers
+    mailbox.py    NativeLane               twin: tknp.transport.lane.PythonLane
     cores.py      keeps the threads of a rank that has all cores on one each
     prefill.py    KernelPrefillAttention   twin: tknp.attention.prefill.PrefillAttention
 

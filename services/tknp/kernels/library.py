@@ -1,7 +1,7 @@
 """The compiled kernels as Python functions, and whether this machine can have them.
 
 Calls go through ctypes, which releases the GIL. Structures mirror csrc/dense.h, rope.h,
-attention.h and layers.h field by field.
+attention.h, mailbox.h and layers.h field by field.
 """
 
 from __future__ import annotations
@@ -101,6 +101,54 @@ class Layers(ctypes.Structure):
     )
 
 
+class Stage(ctypes.Structure):
+    """What is done in each layer of a run, on rows [start, stop), with messages [first, last)."""
+
+    _fields_ = (
+        ("work", c_int64),
+        ("start", c_int64),
+        ("stop", c_int64),
+        ("first", c_int64),
+        ("last", c_int64),
+    )
+
+
+class Part(ctypes.Structure):
+    """A message on its way; `moved` bytes of `size` are through, -1: not even its header."""
+
+    _fields_ = (
+        ("end", c_void_p),
+        ("address", c_void_p),
+        ("size", c_int64),
+        ("code", c_int64),
+        ("moved", c_int64),
+    )
+
+
+class Run(ctypes.Structure):
+    """Whole layers, and how far they got."""
+
+    _fields_ = (
+        ("layers", Layers),
+        ("stages", c_int64),
+        ("at", c_int64),
+        ("rows", c_int64),
+        ("pattern", c_void_p),
+        ("shape", c_void_p),
+        ("heads", c_void_p),
+        ("step", c_void_p),
+        ("lane", c_void_p),
+        ("parts", c_void_p),
+        ("part_count", c_int64),
+        ("x", c_void_p),
+        ("qkv", c_void_p),
+        ("attention", c_void_p),
+        ("lse", c_void_p),
+        ("seconds", c_void_p),
+        ("waits", c_void_p),
+    )
+
+
 _P, _N = c_void_p, c_int64
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "supports_head_dim": (c_int, (_N,)),
@@ -116,7 +164,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "head": (c_int, (_P, _P, _P, _P, _N, _P, c_int)),
     "plan": (_N, (_P, _N)),
     "attend": (c_int, (_P, _P, _P, _P, _P, _P, _P, c_int)),
-    "layers": (c_int, (_P, _P, _P, _P, _P, _P, _P, _P, _P, c_int)),
+    "layers": (c_int, (_P, c_int)),
     "prefill": (c_int, (_P, _P, _N, _N, _P, _P, _P, _P, c_int)),
     "keep_cores": (c_int, (_P, c_int)),
     "read": (c_uint64, (_P, _N, c_int)),

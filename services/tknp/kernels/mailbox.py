@@ -6,7 +6,7 @@ copy does where another thread wants it. Waits and large copies let it go.
     parts     | end, address, bytes, dtype code, bytes moved | ...   from message `_base` on
     _tensors  what keeps those addresses alive
 
-Structures mirror csrc/mailbox.cpp field by field.
+Structures mirror csrc/mailbox.h field by field.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from tknp.errors import ProtocolError, TknpError
 from tknp.kernels.build import prepare
+from tknp.kernels.library import Part
 from tknp.layout.rank import Rank
 from tknp.transport.base import Message
 from tknp.transport.lane import LaneFactory, PythonLane, Wire
@@ -127,6 +128,24 @@ class NativeLane:
         for peer, tensor in recvs:
             end, code = self._incoming[peer], code_of(tensor.dtype)
             self._add(end, tensor.data_ptr(), tensor.nbytes, code, -1, tensor)
+        return first, self._base + len(self._tensors)
+
+    @property
+    def address(self) -> int:
+        """Of the lane, for compiled code that moves messages itself while none has a number."""
+        return self._at
+
+    def end(self, peer: Rank, *, sends: bool) -> int:
+        """Address of one end of the wire to or from `peer`, for that code, too."""
+        return (self._outgoing if sends else self._incoming)[peer]
+
+    def take_over(self, messages: Sequence[tuple[Part, Tensor]]) -> tuple[int, int]:
+        """Take what that code has begun, and not finished, with the memory that it is in."""
+        if len(self._tensors) + len(messages) > self._slots:
+            self._make_room(len(messages))
+        first = self._base + len(self._tensors)
+        for part, tensor in messages:
+            self._add(part.end, part.address, part.size, part.code, part.moved, tensor)
         return first, self._base + len(self._tensors)
 
     def done(self, first: int, stop: int) -> bool:

@@ -93,13 +93,15 @@ class PointToPointTransport(ABC):
             return DONE
         work = self._start(outgoing, incoming, stream, "exchange")
         if outgoing:
-            with self._count_lock:
-                for peer, tensor in outgoing:
-                    if peer.node == self.rank.node:
-                        self.sent_bytes.node_local += tensor.nbytes
-                    else:
-                        self.sent_bytes.cross_node += tensor.nbytes
+            node_local = sum(t.nbytes for peer, t in outgoing if peer.node == self.rank.node)
+            self.count(node_local, sum(t.nbytes for _, t in outgoing) - node_local)
         return work
+
+    def count(self, node_local: int, cross_node: int) -> None:
+        """Add to `sent_bytes`."""
+        with self._count_lock:
+            self.sent_bytes.node_local += node_local
+            self.sent_bytes.cross_node += cross_node
 
     def all_reduce(self, tensor: Tensor, *, stream: int, scope: Scope = "node") -> Work:
         ranks = self._scopes[scope]

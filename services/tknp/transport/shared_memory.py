@@ -173,10 +173,23 @@ class SharedMemoryTransport(PointToPointTransport):
                 return super().post(sends, recvs, stream=stream)
         work = self._start(sends, recvs, stream, "exchange")
         if sends:
-            with self._count_lock:
-                self.sent_bytes.node_local += node_local
-                self.sent_bytes.cross_node += cross_node
+            self.count(node_local, cross_node)
         return work
+
+    def lane(self, stream: int) -> Lane:
+        """What moves the messages of `stream`, for code that drives it without `post`.
+
+        It counts what it sends (`count`), and leaves to `under_way` what it has to wait for.
+        """
+        return self._lanes[stream]
+
+    def under_way(self, first: int, stop: int, stream: int, operation: str = "exchange") -> Work:
+        """The exchange of messages [first, stop) of a lane. Unavailable as of `post`."""
+        if self.broken is not None:
+            raise Unavailable(self.broken)
+        if first == stop:
+            return DONE
+        return _Exchange(self, self._lanes[stream], first, stop, stream, operation)
 
     def _start(
         self, sends: Sequence[Message], recvs: Sequence[Message], stream: int, operation: str
@@ -185,9 +198,8 @@ class SharedMemoryTransport(PointToPointTransport):
             raise Unavailable(self.broken)
         if not 0 <= stream < len(self._lanes):
             raise InvalidValue("stream", stream, f"connected with streams={len(self._lanes)}")
-        lane = self._lanes[stream]
-        first, stop = lane.post(sends, recvs)
-        return _Exchange(self, lane, first, stop, stream, operation) if first < stop else DONE
+        first, stop = self._lanes[stream].post(sends, recvs)
+        return self.under_way(first, stop, stream, operation)
 
     def why_lost(self, peer: Rank) -> str | None:
         """Why `peer` takes no part any more; None while it does."""
