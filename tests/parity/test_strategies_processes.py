@@ -25,6 +25,8 @@ CELLS = [
                  id="dcp-gloo", marks=FULL),
     pytest.param(2, 2, {"microbatches": 2}, id="offset-shared-memory", marks=FULL),
     pytest.param(2, 2, {"strategy": "pp"}, id="pp-shared-memory", marks=FULL),
+    pytest.param(3, 1, {"roles": ("decode-root", "attention-owner", "attention-owner")},
+                 id="split-shared-memory", marks=FULL),
     pytest.param(1, 4, {"strategy": "tp", "transport": "distributed", "interface": "lo"},
                  id="tp-gloo", marks=FULL),
 ]  # fmt: skip
@@ -41,11 +43,12 @@ async def test_processes(
     generate: Generate,
 ) -> None:
     path = random_checkpoint(layers=4, q_heads=8, kv_heads=4, head_dim=12)
+    others = {name: value for name, value in settings.items() if name != "roles"}
     local = LocalPool(
-        str(path), nodes, tp, 1, 1, LOOPBACK, 0,
+        str(path), nodes, tp, 1, 1, LOOPBACK, 0, roles=settings.get("roles", ()),
         settings={
             "dtype": "float32", "page_size": 16, "kv_memory_bytes": 1 << 20, "interleave": 4,
-            "max_batch": 4, "timeout_s": 60.0, **settings,
+            "max_batch": 4, "timeout_s": 60.0, **others,
         },
     )  # fmt: skip
     dice = random.Random(3)
