@@ -198,7 +198,7 @@ def test_merges_name_all_owners_and_only_wide_rows_are_merged(
             assert op.owners == step.group_of[row].owners
             merged[rank, op.layer, row] += 1
     helix = layout.strategy is Strategy.HELIX and layout.nodes > 1
-    rooted = layout.strategy is Strategy.TKNP
+    rooted = layout.divides == "tokens" and not layout.spread
     assert merged == Counter(
         (rank, layer, row)
         for layer, root in enumerate(layout.roots(step.stream))
