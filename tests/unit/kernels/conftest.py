@@ -1,7 +1,14 @@
-"""Random shards and requests. What needs the kernels is skipped where there are none."""
+"""Random shards and requests. What needs the kernels is skipped where there are none.
 
+Tests that use `kernels` run on those of this processor and, marked `full`, on those for AVX-512
+with its instructions emulated (avx512/immintrin.h); `emulated_kernels` has the latter only.
+"""
+
+import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,17 +16,62 @@ import torch
 from torch import Tensor
 
 from tknp.attention.base import AttentionShape, DecodeRows, RopeTable
-from tknp.kernels.library import available
+from tknp.errors import Unavailable
+from tknp.kernels.build import SOURCES, build, find_compiler, user_cache
+from tknp.kernels.isa import AVX2, Isa, cpu_features
+from tknp.kernels.library import Library, available, load
 from tknp.model.config import ModelConfig
 from tknp.model.shard import Shard
 from tknp.model.weights import LayerWeights, ShardWeights
 
+EMULATION = Path(__file__).parent / "avx512"
+
 
 @pytest.fixture(scope="session")
-def kernels() -> None:
+def emulated_isa() -> Isa:
+    """How to compile the code for AVX-512 so that it runs with AVX2."""
+    try:
+        find_compiler()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    if not AVX2.needs <= cpu_features():
+        pytest.skip("the emulation of AVX-512 needs a processor with AVX2 and FMA")
+    digest = hashlib.sha256((EMULATION / "immintrin.h").read_bytes())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    flags = (
+        "-march=x86-64-v3",
+        "-Og",  # compiles in a third of the time
+        "-fno-gnu-unique",  # shares nothing with the library for this processor
+        "-DTKNP_AVX512_BF16",
+        f"-DTKNP_EMULATION={digest.hexdigest()[:16]}",  # compiles anew when it changes
+        f"-I{EMULATION}",
+        f"-I{SOURCES}",
+    )
+    return Isa("avx512_bf16", AVX2.needs, flags)
+
+
+@pytest.fixture(scope="session")
+def emulated_library(emulated_isa: Isa) -> Library:
+    return Library(str(build(emulated_isa, user_cache() / "emulated")), emulated_isa)
+
+
+@pytest.fixture
+def emulated_kernels(emulated_library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What loads kernels during a test gets these instead of those of this processor."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tknp.kernels.") and getattr(module, "load", None) is load:
+            monkeypatch.setattr(module, "load", lambda: emulated_library)
+
+
+@pytest.fixture(params=["native", pytest.param("avx512", marks=pytest.mark.full)])
+def kernels(request: pytest.FixtureRequest) -> None:
+    if request.param == "avx512":
+        return request.getfixturevalue("emulated_kernels")
     status = available()
     if not status:
         pytest.skip(status.reason)
+    return None
 
 
 @pytest.fixture
