@@ -34,8 +34,13 @@ class PoolShape:
         return self.head_dim * self.item_bytes
 
     @property
+    def layer_bytes(self) -> int:
+        """Keys and values of one layer."""
+        return 2 * self.pages * self.heads * self.page_size * self.slot_bytes
+
+    @property
     def nbytes(self) -> int:
-        return 2 * self.layers * self.pages * self.heads * self.page_size * self.slot_bytes
+        return self.layers * self.layer_bytes
 
     def offset(self, layer: int, values: int, page: int, head: int, slot: int) -> int:
         """Bytes from the first of the pool; the caller has checked the ranges."""

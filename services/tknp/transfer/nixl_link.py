@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -10,7 +11,7 @@ import torch
 
 from tknp.errors import DeadlineExceeded, TknpError, Unavailable
 from tknp.kv.storage import KvStorage
-from tknp.transfer.extents import PoolShape, extents
+from tknp.transfer.extents import Extent, PoolShape, extents
 from tknp.transfer.nixl_agent import NixlAgent
 from tknp.transfer.nixl_remote import Remote
 from tknp.transfer.nixl_worker import NixlWorker, Write
@@ -44,6 +45,8 @@ class NixlLink:
         self._shape = shape
         self._pages = pages
         self._timeout_s = timeout_s
+        self._tokens = (0, 0)
+        self._first: Sequence[Extent] = ()
         self._running = 0
         self._sent_bytes = 0
         self._failure: TknpError | None = None
@@ -55,15 +58,15 @@ class NixlLink:
             raise self._failure
         if self._aborted:
             raise Unavailable(f"{self._name}: the transfer was aborted")
-        runs = extents(
-            self._route, self._pages, self._shape, self._remote.shape, layer, start, stop
-        )
+        runs = self._runs(layer, start, stop)
         if not runs:
             return
-        base = self._storage.data.data_ptr()
-        remote = self._remote
-        local_runs = [(base + run.src, run.nbytes, self._agent.device) for run in runs]
-        remote_runs = [(remote.address + run.dst, run.nbytes, remote.device) for run in runs]
+        agent, remote = self._agent, self._remote
+        behind = layer - self._route.layers.start
+        src = self._storage.data.data_ptr() + behind * self._shape.layer_bytes
+        dst = remote.address + behind * remote.shape.layer_bytes
+        local_runs = [(src + run.src, run.nbytes, agent.device) for run in runs]
+        remote_runs = [(dst + run.dst, run.nbytes, remote.device) for run in runs]
         computed = None
         if self._storage.data.is_cuda:
             computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -72,11 +75,22 @@ class NixlLink:
         def post() -> int:
             if computed is not None:
                 computed.synchronize()
-            return self._agent.write(local_runs, remote_runs, remote.segment, remote.name)
+            return agent.write(local_runs, remote_runs, remote.segment, remote.name)
 
         nbytes = sum(run.nbytes for run in runs)
-        self._worker.call(self._count)
-        self._worker.submit(Write(post, self._stopped, partial(self._end, nbytes)))
+        self._worker.submit(Write(post, self._stopped, self._count, partial(self._end, nbytes)))
+
+    def _runs(self, layer: int, start: int, stop: int) -> Sequence[Extent]:
+        """As in the first layer of the route: every layer of a chunk has the same."""
+        if layer not in self._route.layers:
+            return ()
+        if self._tokens != (start, stop):
+            self._tokens = start, stop
+            self._first = extents(
+                self._route, self._pages, self._shape, self._remote.shape,
+                self._route.layers.start, start, stop,
+            )  # fmt: skip
+        return self._first
 
     async def finish(self) -> int:
         await self._drained()

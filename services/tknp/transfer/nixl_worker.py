@@ -32,11 +32,13 @@ _log = logging.getLogger(__name__)
 class Write:
     """One posting. Every callback runs on the worker thread; `on_end` exactly once.
 
-    `post` returns the agent's handle. `cancelled`: drop it instead. `on_end`: None or what failed.
+    `post` returns the agent's handle. `cancelled`: drop it instead. `on_start`: it waits for its
+    turn from now on. `on_end`: None or what failed.
     """
 
     post: Callable[[], int]
     cancelled: Callable[[], bool]
+    on_start: Callable[[], None]
     on_end: Callable[[Exception | None], None]
 
 
@@ -84,6 +86,7 @@ class NixlWorker:
             if item is None:
                 closing = True
             elif isinstance(item, Write):
+                item.on_start()
                 self._waiting.append(item)
             else:
                 item()

@@ -53,6 +53,11 @@ def test_runs_carry_every_slot_and_nothing_else(
     assert len(got) == len(want)
     assert dict(got) == want
     assert all(run.dst + run.nbytes <= dst.nbytes for run in runs)
+    behind = layer - 11  # every layer has the runs of the first one, shifted
+    assert runs == [
+        Extent(run.src + behind * src.layer_bytes, run.dst + behind * dst.layer_bytes, run.nbytes)
+        for run in extents(route, pages, src, dst, 11, start, stop)
+    ]
 
 
 def route(src_pool: PoolShape, dst_pool: PoolShape, pages: tuple[int, ...]) -> Route:
