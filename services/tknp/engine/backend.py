@@ -24,7 +24,7 @@ from tknp.kernels.dense import KernelDense, check_family
 from tknp.kernels.exchange import Mailbox
 from tknp.kernels.layers import KernelLayers
 from tknp.kernels.library import available
-from tknp.kernels.prefill import KernelPrefillAttention
+from tknp.kernels.prefill import KernelPrefillAttention, KernelPrefillLayers
 from tknp.model.dense import Dense, TorchDense
 from tknp.model.rope import rope_table
 from tknp.model.shard import Shard
@@ -137,3 +137,14 @@ def whole_layers(
         return None
     mailbox = Mailbox.of(transport, stream)
     return KernelLayers(heads, held, attends, pages or {}, max_rows=max_rows, mailbox=mailbox)
+
+
+def whole_chunk_layers(
+    dense: Dense, attention: ChunkAttention, pages: Mapping[int, tuple[Tensor, Tensor]]
+) -> KernelPrefillLayers | None:
+    """The same of a prompt's chunk."""
+    if not (isinstance(dense, KernelDense) and isinstance(attention, KernelPrefillAttention)):
+        return None
+    if dense.shard.dense_tp > 1:
+        return None
+    return KernelPrefillLayers(dense, attention, pages)

@@ -11,6 +11,7 @@
     mailbox.py    NativeLane               twin: tknp.transport.lane.PythonLane
     cores.py      keeps the threads of a rank that has all cores on one each
     prefill.py    KernelPrefillAttention   twin: tknp.attention.prefill.PrefillAttention
+                  KernelPrefillLayers      twin: that and KernelDense, layer by layer
 
 Where `available()` says no (no g++, no AVX2, TKNP_KERNELS=off), callers take the twin and tell the
 user its reason. Results depend on neither the batch, nor the pages, nor the number of threads, bit

@@ -166,6 +166,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "attend": (c_int, (_P, _P, _P, _P, _P, _P, _P, c_int)),
     "layers": (c_int, (_P, c_int)),
     "prefill": (c_int, (_P, _P, _N, _N, _P, _P, _P, _P, c_int)),
+    "chunk": (c_int, (_P, _P, _P, _N, _N, _P, _P, _P, _P, _P, c_int)),
     "keep_cores": (c_int, (_P, c_int)),
     "read": (c_uint64, (_P, _N, c_int)),
 }

@@ -40,7 +40,8 @@ Connect = Callable[[Pool, int, int, torch.device], Transport]
 class PrefillRuntime:
     """TP rank `t` of prefill replica `replica_index`. `connect` joins the replica's ranks.
 
-    `channel`: opens a channel to an address of the pool.
+    `channel`: opens a channel to an address of the pool. `alone`: no other rank computes in this
+    process.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class PrefillRuntime:
         siblings: Sequence[aio.Channel],
         connect: Connect,
         channel: Callable[[str], aio.Channel],
+        *,
+        alone: bool = False,
     ) -> None:
         self.pool = pool
         self.t = t
@@ -72,6 +75,7 @@ class PrefillRuntime:
         self._index = replica_index
         self._siblings = siblings
         self._connect = connect
+        self._alone = alone
         self._channel = channel
         self.rank: PrefillRank | None = None
         self._sender: Sender | None = None
@@ -175,7 +179,7 @@ class PrefillRuntime:
             layout, self.t, transport,
             dense=dense, attention=backend.prefill_attention(), storage=storage,
             max_chunk=config.prefill_chunk, device=device, broken=self._broken,
-            seconds=self.metrics.chunks,
+            seconds=self.metrics.chunks, keep_cores=backend.keep_cores if self._alone else None,
         )  # fmt: skip
 
 

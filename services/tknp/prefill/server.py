@@ -51,7 +51,8 @@ def data_plane(pool: Pool, replica: int, t: int, device: torch.device) -> Transp
 class PrefillServer:
     """One rank with its port.
 
-    `metrics_address`: where it serves its metrics; None: where the pool file says.
+    `metrics_address`: where it serves its metrics; None: where the pool file says. `alone`: no
+    other rank computes in this process.
     """
 
     def __init__(
@@ -64,11 +65,14 @@ class PrefillServer:
         *,
         security: Security,
         metrics_address: str | None = None,
+        alone: bool = False,
     ) -> None:
         addresses = pool.config.prefill[replica].addresses
         channel = partial(connect, security=security)
         self._siblings = [channel(a) for a in (addresses[1:] if t == 0 else ())]
-        self.runtime = PrefillRuntime(pool, replica, t, self._siblings, connect_replica, channel)
+        self.runtime = PrefillRuntime(
+            pool, replica, t, self._siblings, connect_replica, channel, alone=alone
+        )
         self._service = PrefillService(self.runtime)
         self._server = Server(addresses[t], [SERVICE], security)
         if metrics_address is None:
@@ -149,6 +153,6 @@ def serve(
     security = read_security(config)
     run(
         lambda: PrefillServer(
-            pool, replica, tp_rank, security=security, metrics_address=metrics_address
+            pool, replica, tp_rank, security=security, metrics_address=metrics_address, alone=True
         )
     )
