@@ -7,7 +7,9 @@
 // of at most kTileRows rows stays in registers for the whole of K and is handed to an epilogue,
 // which stores, adds or applies an activation. Few rows are bound by reading weights (prefetched
 // from memory), many by the multiply-adds (rows are cut into chunks that stay in the L2 cache while
-// all panels pass by).
+// all panels pass by). In between a panel's multiply-adds take about as long as reading the next
+// one does, so all its tiles prefetch, not only the first, which would wait for memory while the
+// others left it idle.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +18,9 @@
 
 namespace tknp {
 inline constexpr int kPanel = 2 * kLanes;
+inline constexpr int64_t kPairBytes = 4 * kPanel;  // of a panel, in one step over k
 inline constexpr int64_t kPrefetchBytes = 4096;
-inline constexpr int64_t kChunkBytes = 64 << 10;
+inline constexpr int64_t kChunkBytes = (kSteps == 2 ? 320 : 64) << 10;
 
 inline int64_t packed_elements(int64_t rows, int64_t columns) {
   return round_up(rows, kPanel) * round_up(columns, 2);
@@ -56,9 +59,25 @@ inline void multiply_step(const Act* a, int64_t stride, const bf16* w, int64_t p
   }
 }
 
+// What a tile prefetches of each of its panels: `step` bytes further for each pair of k.
+struct Ahead {
+  const char* from;
+  int64_t step;
+
+  // Tile `t` of `tiles` over the panel at `w`: far enough ahead in the same stream if it is alone,
+  // else its part of the next panel.
+  Ahead(const bf16* w, int64_t pairs, int64_t t, int64_t tiles)
+      : from(reinterpret_cast<const char*>(w) + kPrefetchBytes), step(kPairBytes) {
+    if (kSteps == 1 || tiles == 1) return;
+    from = reinterpret_cast<const char*>(w) + pairs * kPairBytes * (tiles + t) / tiles;
+    step = ceil_div(kPairBytes, tiles);
+  }
+};
+
 // Rows x (Panels * kPanel) results; epilogue(row, panel, low, high) for each row of each panel.
 template <int Rows, int Panels, class Epilogue>
-inline void tile(const Act* a, int64_t stride, const bf16* w, int64_t pairs, Epilogue&& epilogue) {
+inline void tile(const Act* a, int64_t stride, const bf16* w, int64_t pairs, Ahead ahead,
+                 Epilogue&& epilogue) {
   Float acc[Rows][Panels][2];
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r)
@@ -67,7 +86,7 @@ inline void tile(const Act* a, int64_t stride, const bf16* w, int64_t pairs, Epi
   for (int64_t k = 0; k < pairs; ++k) {
     const bf16* row = w + k * 2 * kPanel;
     for (int p = 0; p < Panels; ++p)
-      prefetch(reinterpret_cast<const char*>(row + p * panel_stride) + kPrefetchBytes, 4 * kPanel);
+      prefetch(ahead.from + p * pairs * kPairBytes + k * ahead.step, kPairBytes);
     multiply_step<0>(a + 2 * k, stride, row, panel_stride, acc);
     if constexpr (kSteps == 2) multiply_step<1>(a + 2 * k, stride, row, panel_stride, acc);
   }
@@ -79,11 +98,11 @@ inline void tile(const Act* a, int64_t stride, const bf16* w, int64_t pairs, Epi
 // tile<rows, Panels> for a row count known only now.
 template <int Panels, int Most, class Epilogue>
 inline void tile_of(int rows, const Act* a, int64_t stride, const bf16* w, int64_t pairs,
-                    Epilogue&& epilogue) {
+                    Ahead ahead, Epilogue&& epilogue) {
   if (rows == Most)
-    tile<Most, Panels>(a, stride, w, pairs, epilogue);
+    tile<Most, Panels>(a, stride, w, pairs, ahead, epilogue);
   else if constexpr (Most > 1)
-    tile_of<Panels, Most - 1>(rows, a, stride, w, pairs, epilogue);
+    tile_of<Panels, Most - 1>(rows, a, stride, w, pairs, ahead, epilogue);
 }
 
 // All `rows` of `a` times `panels` of `packed`; epilogue(row, first column, low, high).
@@ -106,10 +125,11 @@ inline void multiply(const Act* a, int64_t stride, int64_t rows, const bf16* pac
           epilogue(first + r, (panel + p) * kPanel, low, high);
         };
         const Act* x = a + first * stride;
+        const Ahead ahead(w, pairs, t, tiles);
         if (width == 2 && panel + 1 < panels.end)
-          tile_of<2, kFewRows>(height, x, stride, w, pairs, place);
+          tile_of<2, kFewRows>(height, x, stride, w, pairs, ahead, place);
         else
-          tile_of<1, kTileRows>(height, x, stride, w, pairs, place);
+          tile_of<1, kTileRows>(height, x, stride, w, pairs, ahead, place);
       }
     }
   }
