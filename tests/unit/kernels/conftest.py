@@ -64,7 +64,11 @@ def emulated_kernels(emulated_library: Library, monkeypatch: pytest.MonkeyPatch)
             monkeypatch.setattr(module, "load", lambda: emulated_library)
 
 
-@pytest.fixture(params=["native", pytest.param("avx512", marks=pytest.mark.full)])
+# An emulated instruction takes some hundred times as long.
+EMULATED = pytest.param("avx512", marks=[pytest.mark.full, pytest.mark.timeout(900)])
+
+
+@pytest.fixture(params=["native", EMULATED])
 def kernels(request: pytest.FixtureRequest) -> None:
     if request.param == "avx512":
         return request.getfixturevalue("emulated_kernels")
