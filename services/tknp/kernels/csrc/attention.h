@@ -75,23 +75,25 @@ struct Decode {
   Act* weights = nullptr;
 };
 
-// Scores -> weights exp(score - highest), their sum; weights from n to an even count are zero.
-inline void softmax(const float* scores, int n, Act* weights, float& highest, float& total) {
-  float padded[kItemTokens];
+// Scores, which are overwritten -> weights exp(score - highest), their sum; weights from n to a
+// whole number of vectors are zero.
+inline void softmax(float* scores, int n, Act* weights, float& highest, float& total) {
   const int whole = static_cast<int>(round_up(n, kLanes));
-  std::copy_n(scores, n, padded);
-  std::fill(padded + n, padded + whole, -INFINITY);
-  Float most = load(padded);
-  for (int t = kLanes; t < whole; t += kLanes) most = maximum(most, load(padded + t));
+  std::fill(scores + n, scores + whole, -INFINITY);
+  Float most = load(scores);
+  for (int t = kLanes; t < whole; t += kLanes) most = maximum(most, load(scores + t));
   highest = largest(most);
   const Float shift = fill(highest);
-  for (int t = 0; t < whole; t += kLanes)
-    store(padded + t, exponential(sub(load(padded + t), shift)));
-  std::fill(padded + n, padded + whole, 0.0f);
   Float all = fill(0.0f);
   for (int t = 0; t < whole; t += kLanes) {
-    all = add(all, load(padded + t));
-    store_act(weights + t, load(padded + t));
+    Float weight = exponential(sub(load(scores + t), shift));
+    if (t + kLanes > n) {
+      store(scores + t, weight);
+      std::fill(scores + n, scores + whole, 0.0f);
+      weight = load(scores + t);
+    }
+    all = add(all, weight);
+    store_act(weights + t, weight);
   }
   total = sum(all);
 }
@@ -106,6 +108,7 @@ inline void for_tile(int heads, int first, Body&& body) {
 }
 template <class Body>
 inline void for_head_tiles(int group, Body&& body) {
+  if (group <= kTileHeads) return for_tile<kTileHeads>(group, 0, body);  // saves the divisions
   const int tiles = static_cast<int>(ceil_div(group, kTileHeads));
   for (int i = 0; i < tiles; ++i)
     for_tile<kTileHeads>(group * (i + 1) / tiles - group * i / tiles, group * i / tiles, body);

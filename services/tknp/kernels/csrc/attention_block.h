@@ -5,8 +5,8 @@
 //   weigh   weights [G, kBlock] x values [kBlock, dh] -> added to sums [G, dh]
 //
 // Tokens from `valid` on are never read. While one block is worked off, a later one (`ahead`, the
-// block that the caller will reach kAhead blocks from now; may be null) is prefetched: pages are
-// scattered, so the hardware can't guess it.
+// block that the caller will reach kAhead blocks from now; may be null) is prefetched, evenly over
+// the work: pages are scattered, so the hardware can't guess it.
 #pragma once
 
 #include <algorithm>
@@ -56,7 +56,6 @@ inline void score(const Act* q, const bf16* keys, int valid, const bf16* ahead, 
   constexpr int kTokens = tile_tokens(G);
   Float lanes[G][kBlock];
   for (int first = 0; first < kBlock; first += kTokens) {
-    if (ahead != nullptr) prefetch(ahead + first * DH, kTokens * DH * sizeof(bf16));
     const bf16* rows[kTokens];
     for (int t = 0; t < kTokens; ++t) rows[t] = keys + std::min(first + t, valid - 1) * DH;
     Float acc[G][kTokens];
@@ -65,11 +64,17 @@ inline void score(const Act* q, const bf16* keys, int valid, const bf16* ahead, 
 #pragma GCC unroll 16
       for (int t = 0; t < kTokens; ++t) acc[g][t] = fill(0.0f);
     for (int slice = 0; slice < Layout::kWhole; ++slice) {
+      if (ahead != nullptr)
+        prefetch(ahead + first * DH + slice * kTokens * kPair, kTokens * kPair * sizeof(bf16));
       score_step<0, false>(q, Layout::kStride, rows, slice * kPair, acc);
       if constexpr (kSteps == 2) score_step<1, false>(q, Layout::kStride, rows, slice * kPair, acc);
     }
-    if constexpr (Layout::kHalf)
+    if constexpr (Layout::kHalf) {
+      if (ahead != nullptr)
+        prefetch(ahead + first * DH + Layout::kWhole * kTokens * kPair,
+                 kTokens * kPair / 2 * sizeof(bf16));
       score_step<0, true>(q, Layout::kStride, rows, Layout::kWhole * kPair, acc);
+    }
 #pragma GCC unroll 16
     for (int g = 0; g < G; ++g)
 #pragma GCC unroll 16
@@ -123,7 +128,8 @@ inline void weigh_slices(const Act* weights, const bf16* values, int valid, cons
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) acc[n][g][v] = load(sum(n, g, v));
   for (int t = 0; t < valid; t += 2) {
-    if (ahead != nullptr) prefetch(ahead + t * DH, 2 * DH * sizeof(bf16));
+    if (ahead != nullptr)
+      prefetch(ahead + (First * kBlock + t * N) * kPair, 2 * N * kPair * sizeof(bf16));
     const bf16* first = values + t * DH;
     const bf16* second = t + 1 < valid ? first + DH : first;  // a token that pads has weight zero
     weigh_step<0, DH, First>(weights + t, first, second, acc);
@@ -136,7 +142,7 @@ inline void weigh_slices(const Act* weights, const bf16* values, int valid, cons
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) store(sum(n, g, v), acc[n][g][v]);
   if constexpr (First + N < Layout::kSlices)
-    weigh_slices<DH, G, First + N>(weights, values, valid, nullptr, sums);
+    weigh_slices<DH, G, First + N>(weights, values, valid, ahead, sums);
 }
 
 // Adds to `sums`, in the order of `value_index` within each slice.
