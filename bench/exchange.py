@@ -87,7 +87,7 @@ def exchange(transport: Transport, rows: int, layers: int) -> list[float]:
     heads, ops = heads_of_smollm2(), scatter_and_gather(transport.rank, rows)
     mailbox = Mailbox.of(transport, 0)
     if mailbox is not None:
-        whole = KernelLayers(heads, None, None, {}, max_rows=rows, mailbox=mailbox)
+        whole = KernelLayers(heads, (), None, {}, max_rows=rows, mailbox=mailbox)
         prepared = whole.prepare(range(RUN), ops)
         seconds: list[float] = []
         for _ in range(layers // RUN):

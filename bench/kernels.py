@@ -118,7 +118,7 @@ class Model:
         self.scattered = 1 + torch.randperm(pages - 1).int()
         kept = {layer: self.kv.layer(layer) for layer in range(config.layers)}
         self.layers = KernelLayers(
-            self.dense.shard, self.dense, self.decode_attention, kept,
+            self.dense.shard, [self.dense], self.decode_attention, kept,
             max_rows=max(batch for _, batch in DECODE),
         )  # fmt: skip
 

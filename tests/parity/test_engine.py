@@ -8,7 +8,9 @@ pages of every owner, each its tokens, layers and heads.
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ from tknp.engine.batch import Admit, Delta, Grow
 from tknp.engine.decode import TORCH_DTYPES, DecodeRank, Outcome
 from tknp.engine.lanes import Lanes
 from tknp.engine.thread import EngineThread
+from tknp.errors import TknpError
 from tknp.kernels.library import available
+from tknp.kernels.mailbox import NativeLane
 from tknp.kv.holding import Key
 from tknp.kv.storage import KvStorage
 from tknp.layout.layout import Layout, NodeSpec, make_layout
@@ -33,6 +37,8 @@ from tknp.model.dense import BlocksDense
 from tknp.sampling.history import RowState
 from tknp.sampling.params import SamplingParams
 from tknp.sampling.sampler import Sampled, Sampler
+from tknp.transport import shared_memory
+from tknp.transport.base import Transport
 from tknp.transport.local import LocalHub
 
 PAGES, ROWS = 80, 8
@@ -67,14 +73,14 @@ class Oracle:
 
 
 class Engine:
-    """All ranks of a layout, as threads."""
+    """All ranks of a layout, as threads; `shared`: over shared memory, by compiled lanes."""
 
-    def __init__(self, layout: Layout, path: Path, oracle: Oracle) -> None:
+    def __init__(self, layout: Layout, path: Path, oracle: Oracle, *, shared: bool = False) -> None:
         self.layout, self.oracle = layout, oracle
         dtype = TORCH_DTYPES[layout.dtype]
         # The kernels, which bfloat16 runs on, have pages of 16 tokens at least.
         self.page = 4 if dtype == torch.float32 else 16
-        hub = LocalHub(layout.nodes, layout.tp, timeout_s=60)
+        self.transports = _shared(layout) if shared else _local(layout)
         checkpoint = open_checkpoint(path)
         self.storages: dict[Rank, KvStorage] = {}
         self.ranks: dict[Rank, DecodeRank] = {}
@@ -91,9 +97,9 @@ class Engine:
                     len(layers), PAGES, len(layout.kv_heads(rank)), self.page,
                     layout.config.head_dim, dtype,
                 )  # fmt: skip
+            dense = parts[0] if len(parts) == 1 else BlocksDense(shards, parts) if parts else None
             self.ranks[rank] = DecodeRank(
-                layout, rank, hub.transport(rank),
-                dense=BlocksDense(shards, parts) if parts else None,
+                layout, rank, self.transports[rank], dense=dense,
                 attention=backend.decode_attention() if layers else None,
                 storage=self.storages.get(rank),
                 epoch=1, max_batch=ROWS, device=CPU,
@@ -108,6 +114,8 @@ class Engine:
     def close(self) -> None:
         for thread in self.threads.values():
             thread.close(10)
+        for transport in self.transports.values():
+            transport.close()
 
     def request(
         self, prompt: Sequence[int], tokens: int, owners: tuple[int, ...], interleave: int = 3
@@ -159,13 +167,14 @@ class Engine:
         ends: Sequence[int] = (),
         admits: Sequence[Admit] = (),
         grows: Sequence[Grow] = (),
+        silent: Sequence[Rank] = (),
     ) -> dict[Rank, Any]:
-        """Send a step to every member of `stream`."""
+        """Send a step to every member of `stream` but `silent`."""
         delta = Delta(1, stream, self.steps[stream], tuple(ends), (), ())
         self.steps[stream] += 1
         futures = {}
         for rank in self.layout.ranks():
-            if rank.node not in self.layout.members(stream):
+            if rank.node not in self.layout.members(stream) or rank in silent:
                 continue
 
             def filled(item: Any, node: int = rank.node) -> Any:
@@ -219,6 +228,24 @@ class Engine:
                 return
 
 
+def _local(layout: Layout) -> dict[Rank, Transport]:
+    hub = LocalHub(layout.nodes, layout.tp, timeout_s=60)
+    return {rank: hub.transport(rank) for rank in layout.ranks()}
+
+
+def _shared(layout: Layout) -> dict[Rank, Transport]:
+    name, ranks = secrets.token_hex(8), list(layout.ranks())
+
+    def connect(rank: Rank) -> Transport:
+        return shared_memory.connect(
+            rank, layout.nodes, layout.tp, pool=name, epoch=1, timeout_s=60,
+            streams=layout.streams, lanes=NativeLane,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(len(ranks)) as meeting:
+        return dict(zip(ranks, meeting.map(connect, ranks), strict=True))
+
+
 @pytest.fixture(scope="module")
 def engines(random_checkpoint: Callable[..., Path]) -> Iterator[Callable[..., Engine]]:
     """`engines(nodes, tp, strategy, model={...}, **options)`."""
@@ -232,9 +259,10 @@ def engines(random_checkpoint: Callable[..., Path]) -> Iterator[Callable[..., En
         path = random_checkpoint(**{"layers": 4, **(model or {})})
         config = open_checkpoint(path).config
         specs = options.pop("specs", None) or [NodeSpec(1 << 30)] * nodes
+        shared = options.pop("shared", False)
         layout = make_layout(config, dtype, tp, specs, strategy=Strategy(strategy), **options)
         oracle = oracles.setdefault(path, Oracle(path))
-        made.append(Engine(layout, path, oracle))
+        made.append(Engine(layout, path, oracle, shared=shared))
         return made[-1]
 
     yield make
@@ -346,6 +374,9 @@ SAME_TP = {
     1: (
         (1, "tknp", 1, {}), (1, "tknp", 2, {}), (3, "tknp", 2, {}), (2, "tknp", 1, {"copies": 2}),
         (2, "tknp", 1, {"microbatches": 2}), (2, "pp", 1, {}), (2, "dp", 1, {}),
+        (2, "tknp", 1, {"shared": True}), (2, "tknp", 1, {"microbatches": 2, "shared": True}),
+        (4, "tknp", 1, {"copies": 2, "shared": True}), (2, "pp", 1, {"shared": True}),
+        (3, "tknp", 2, {"microbatches": 3, "shared": True}),
     ),
     2: (
         (1, "tknp", 1, {}), (2, "tknp", 2, {}), (1, "tp", 1, {}), (2, "pp", 1, {"microbatches": 1}),
@@ -402,6 +433,9 @@ def test_rows_of_one_owner_are_equal_to_the_bit_under_every_strategy(
         arrivals = [(1, stream, 0, watched)]
         if nodes > 1:
             arrivals.append((0, stream, 1, engine.request(PROMPTS[0], 6, own)))
+        if stream > 0:
+            beside = layout.owners[0] if strategy == "pp" else layout.owners[0][:1]
+            arrivals.append((0, 0, 0, engine.request(PROMPTS[1], 8, beside)))
         if (nodes, strategy) == (3, "tknp"):
             arrivals.append((4, stream, 2, engine.request(PROMPTS[3], 6, (0, 2))))
         engine.serve(arrivals)
@@ -413,3 +447,25 @@ def test_rows_of_one_owner_are_equal_to_the_bit_under_every_strategy(
     for others in seen[1:]:
         assert others[:2] == (ids, logprobs)
         assert torch.equal(others[2], logits)
+
+
+@pytest.mark.parametrize("strategy", ["tknp", "pp"])
+def test_steps_of_all_streams_end_with_a_peer_that_is_lost(
+    engines: Callable[..., Engine], strategy: str
+) -> None:
+    """Also those in the middle of whole layers, whose turn it isn't, and those that come later."""
+    found = available()
+    if not found:
+        pytest.skip(found.reason)
+    engine = engines(2, 1, strategy, dtype="bfloat16", microbatches=2, shared=True)
+    lost = Rank(1, 0)
+    steps = []
+    for stream in (0, 1):
+        owners = engine.layout.owners[stream] if strategy == "pp" else (1,)
+        admit = engine.admit(stream, 0, engine.request(PROMPTS[0], 6, owners))
+        steps += engine.launch(stream, (), [admit], silent=[lost]).values()
+        steps += engine.launch(stream, silent=[lost]).values()
+    engine.transports[lost].abort("gone")
+    for step in steps:
+        with pytest.raises(TknpError, match="gone"):
+            step.result(60)

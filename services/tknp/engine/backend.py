@@ -25,7 +25,7 @@ from tknp.kernels.exchange import Mailbox
 from tknp.kernels.layers import KernelLayers
 from tknp.kernels.library import available
 from tknp.kernels.prefill import KernelPrefillAttention, KernelPrefillLayers
-from tknp.model.dense import Dense, TorchDense
+from tknp.model.dense import BlocksDense, Dense, TorchDense
 from tknp.model.rope import rope_table
 from tknp.model.shard import Shard
 from tknp.model.weights import ShardWeights
@@ -131,9 +131,10 @@ def whole_layers(
     stream: int,
 ) -> KernelLayers | None:
     """What runs whole layers in one go, where there is a faster way than operation by operation."""
-    held = dense if isinstance(dense, KernelDense) and dense.shard.dense_tp == 1 else None
+    blocks = dense.parts if isinstance(dense, BlocksDense) else (dense,)
+    held = [b for b in blocks if isinstance(b, KernelDense) and b.shard.dense_tp == 1]
     attends = attention if isinstance(attention, KernelDecodeAttention) else None
-    if held is None and attends is None:
+    if not held and attends is None:
         return None
     mailbox = Mailbox.of(transport, stream)
     return KernelLayers(heads, held, attends, pages or {}, max_rows=max_rows, mailbox=mailbox)

@@ -168,8 +168,10 @@ class Executor:
         if self._frame.layers is None:
             raise ProtocolError("nothing here computes whole layers but the program has some")
         waited = 0.0
+        if self._turns and run.roots:
+            waited += yield from _waited(TURN)
         if run.exchanges and self._sending is not None:
-            waited = yield from _waited(self._sending[0])
+            waited += yield from _waited(self._sending[0])
             self._sending = None
         ran = yield from self._frame.layers(run, self._tensors.x)
         self._tensors.x = ran.x

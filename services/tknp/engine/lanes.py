@@ -3,9 +3,10 @@
     submit(delta) --> the lane of its stream --> steps in order, one at a time
 
 Before every computation a step gives way (TURN). Which one goes on, and which one waits although
-nothing else is ready, `tknp.layout.turns` says. Messages are posted and received as soon as they
-can be. When nothing can go on the thread polls, with pauses that grow, so that it doesn't take the
-core of those it waits for.
+nothing else is ready, `tknp.layout.turns` says. Whole layers that may begin go on together in one
+call, which gives way in the same order (`tknp.kernels.together`). Messages are posted and received
+as soon as they can be. When nothing can go on the thread polls, with pauses that grow, so that it
+doesn't take the core of those it waits for.
 
 On CUDA nothing is waited for on the host: each step is enqueued whole, in the order of messages,
 which is the same on every rank, on the CUDA stream of its lane.
@@ -21,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from ctypes import c_uint64
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +30,7 @@ import torch
 from tknp.engine.batch import Delta
 from tknp.engine.decode import DecodeRank, Outcome
 from tknp.engine.turn import TURN
+from tknp.kernels.together import LayersCall
 from tknp.layout.turns import Known, Turns
 from tknp.transport.base import Work
 
@@ -64,12 +67,14 @@ class Lanes:
         self._turns = Turns.of(rank.layout, rank.rank.node)
         self._arrivals: queue.SimpleQueue[_Submitted] = queue.SimpleQueue()
         self._arrived = 0
+        self._called = c_uint64(0)  # not 0: a step has come
 
     def submit(self, delta: Delta) -> Future[Outcome]:
         """Queue a step; `run` has to be called once more for it."""
         future: Future[Outcome] = Future()
         self._arrived += 1
         self._arrivals.put(_Submitted(delta, future, self._arrived))
+        self._called.value = 1
         return future
 
     @torch.inference_mode()
@@ -85,13 +90,16 @@ class Lanes:
             if not busy:
                 return
             lane = self._next(busy)
-            if lane is not None:
+            if self._layers(busy, lane):
+                idle = _Pause()
+            elif lane is not None:
                 self._advance(lane)
                 idle = _Pause()
             elif any(lane.queue for lane in busy):  # none if one has failed
                 idle.wait()
 
     def _take_arrivals(self) -> None:
+        self._called.value = 0
         while not self._arrivals.empty():
             submitted = self._arrivals.get()
             lane = self._lanes.get(submitted.delta.stream)
@@ -112,6 +120,24 @@ class Lanes:
             else:
                 lane.queue.popleft()
                 submitted.future.set_result(outcome)
+
+    def _layers(self, busy: list[_Lane], next_: _Lane | None) -> bool:
+        """Go on with runs of whole layers, unless there is something shorter; False if none could.
+
+        Only by a stage where `next_` has its turn, or another lane waits for messages.
+        """
+        runs = [(lane, lane.work) for lane in busy if isinstance(lane.work, LayersCall)]
+        runs = [(lane, work) for lane, work in runs if not work.done()]
+        if not runs or (next_ is not None and next_.work is not TURN):
+            return False
+        once = next_ is not None or any(
+            lane.work is not TURN and not isinstance(lane.work, LayersCall) for lane in busy
+        )
+        try:
+            return LayersCall.together([work for _, work in runs], self._called, once=once)
+        except Exception as error:
+            self._fail(runs[0][0], error)
+            return True
 
     def _next(self, busy: list[_Lane]) -> _Lane | None:
         """The lane that goes on now; None if all wait for peers or for their turn."""

@@ -39,6 +39,10 @@ class Run:
         return self.ops[: len(self.ops) // len(self.layers)]
 
     @property
+    def roots(self) -> bool:
+        return any(op.kind in _DENSE for op in self.stages)
+
+    @property
     def exchanges(self) -> bool:
         return any(op.kind in _EXCHANGES for op in self.stages)
 

@@ -6,12 +6,13 @@
 Results are bitwise those of the operations one by one. What is saved is a call and a wake-up of the
 computing threads for each of them, and what Python takes between a message and what follows.
 
-Life of a run: `prepare` once for rows that stay, then `run` each step. The call (csrc/layers.h)
-releases the GIL and returns after the last layer, or with the stage whose messages are not through:
-after 2 ms of waiting, during which it has left the core to others but for the first 5 us; when this
-rank or a peer is lost; when what arrived is not what was expected. The exchange is then waited for
-as that of a single operation (`exchange.py`), by whoever drives the generator: there deadlines and
-lost peers are looked after and errors come from. Then the call goes on behind that stage.
+Life of a run: `prepare` once for rows that stay, then `run` each step. The call, which is yielded
+(`together.py`), releases the GIL and returns after the last layer, or with the stage whose messages
+are not through: after 2 ms of waiting, during which it has left the core to others but for the
+first 5 us; when this rank or a peer is lost; when what arrived is not what was expected. The
+exchange is then waited for as that of a single operation (`exchange.py`), by whoever drives the
+generator: there deadlines and lost peers are looked after and errors come from. Then the call goes
+on behind that stage.
 
 Between two runs nothing is under way but what was sent last, which `run` hands out and which has to
 be waited for before the next. A buffer is written again only when what was sent from it has been
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Generator, Mapping, Sequence
-from ctypes import addressof, byref, c_double, c_void_p
+from ctypes import addressof, c_double, c_void_p
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -36,7 +37,8 @@ from tknp.errors import InvalidValue
 from tknp.kernels.decode import KernelDecodeAttention, KernelPlan, check_pages
 from tknp.kernels.dense import KernelDense
 from tknp.kernels.exchange import MOVES, Mailbox, Messages
-from tknp.kernels.library import Layers, Run, Stage, check, load, threads
+from tknp.kernels.library import Layers, Run, Stage, load
+from tknp.kernels.together import LayersCall
 from tknp.layout.program import Kind, Op
 from tknp.model.dense import check_whole
 from tknp.model.shard import Shard
@@ -92,9 +94,9 @@ class Prepared:
 class KernelLayers:
     """Layers of a rank with `heads`, in steps of up to `max_rows` rows.
 
-    `dense`: what holds their weights. `attention`, and `pages`: keys and values of each layer that
-    is attended to. `mailbox`: what moves rows between ranks. Operations for which the rank lacks
-    these are not taken.
+    `dense`: what holds their weights, block by block. `attention`, and `pages`: keys and values of
+    each layer that is attended to. `mailbox`: what moves rows between ranks. Operations for which
+    the rank lacks these are not taken.
 
     InvalidValue for pages that `attention` doesn't take, or where `dense` is one of several ranks.
     """
@@ -102,7 +104,7 @@ class KernelLayers:
     def __init__(
         self,
         heads: Shard,
-        dense: KernelDense | None,
+        dense: Sequence[KernelDense],
         attention: KernelDecodeAttention | None,
         pages: Mapping[int, tuple[Tensor, Tensor]],
         *,
@@ -114,9 +116,10 @@ class KernelLayers:
         self._pages = dict(pages) if attention is not None else {}
         self._hidden = heads.config.hidden_size
         self._weights: dict[int, int] = {}
-        if dense is not None:
-            check_whole(dense.shard)
-            self._weights = {layer: addressof(dense.packed(layer)) for layer in dense.shard.layers}
+        for block in dense:
+            check_whole(block.shard)
+            for layer in block.shard.layers:
+                self._weights[layer] = addressof(block.packed(layer))
         if attention is not None:
             no_rows = torch.empty(0, attention.shape.qkv_width, dtype=torch.bfloat16)
             for k, v in self._pages.values():
@@ -150,11 +153,11 @@ class KernelLayers:
         call = Run(
             Layers(len(layers), addressof(weights), addressof(keys), addressof(values)),
             len(stages), 0, 0, addressof(pattern),
-            None if self._dense is None else addressof(self._dense.shape),
+            addressof(self._dense[0].shape) if self._dense else None,
             None if self._attention is None else addressof(self._attention.heads),
             None, messages.lane, addressof(messages.parts), len(messages), None,
             self._qkv.data_ptr(), self._out.data_ptr(), self._lse.data_ptr(),
-            addressof(seconds), addressof(waits),
+            addressof(seconds), addressof(waits), 0, 0,
         )  # fmt: skip
         arrays = (pattern, weights, keys, values)
         return Prepared(tuple(stages), call, messages, seconds, waits, arrays)
@@ -178,7 +181,8 @@ class KernelLayers:
         call.at, last = 0, len(seconds)
         try:
             while True:
-                check(self._library.layers(byref(call), threads()))
+                call.begun = call.since_ns = 0
+                yield LayersCall(self._library, call)
                 left = prepared.messages.rest()
                 if call.at == last:
                     return Ran(x, seconds[:], waits[:], left[0] if left else None)

@@ -146,6 +146,8 @@ class Run(ctypes.Structure):
         ("lse", c_void_p),
         ("seconds", c_void_p),
         ("waits", c_void_p),
+        ("begun", c_int64),
+        ("since_ns", c_int64),
     )
 
 
@@ -165,6 +167,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "plan": (_N, (_P, _N)),
     "attend": (c_int, (_P, _P, _P, _P, _P, _P, _P, c_int)),
     "layers": (c_int, (_P, c_int)),
+    "layers_together": (c_int, (_P, _P, _N, _P, c_int, c_int)),
     "prefill": (c_int, (_P, _P, _N, _N, _P, _P, _P, _P, c_int)),
     "chunk": (c_int, (_P, _P, _P, _N, _N, _P, _P, _P, _P, _P, c_int)),
     "keep_cores": (c_int, (_P, c_int)),

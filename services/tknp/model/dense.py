@@ -111,6 +111,7 @@ class BlocksDense:
     """Dense of a rank that holds several layer blocks, one `Dense` each (copies 2)."""
 
     def __init__(self, shards: Sequence[Shard], parts: Sequence[Dense]) -> None:
+        self.parts = tuple(parts)
         self._by_layer: dict[int, Dense] = {}
         self._embedding: Dense | None = None
         self._head: Dense | None = None

@@ -8,7 +8,7 @@ from tknp.attention.reference import ReferenceAttention
 from tknp.errors import InvalidValue
 from tknp.kernels.decode import KernelDecodeAttention
 from tknp.kernels.dense import KernelDense
-from tknp.kernels.layers import KernelLayers
+from tknp.kernels.layers import KernelLayers, Ran
 from tknp.layout.program import Kind, Op, Transfer
 from tknp.layout.rank import Rank
 from tknp.model.config import ModelConfig
@@ -44,7 +44,7 @@ class Case:
         return x
 
     def layers(self, pages, **options) -> KernelLayers:
-        options = {"dense": self.dense, "attention": self.attention, "max_rows": 50} | options
+        options = {"dense": [self.dense], "attention": self.attention, "max_rows": 50} | options
         return KernelLayers(self.dense.shard, pages=pages, **options)
 
     def stages(self, layer=0) -> list[Op]:
@@ -53,15 +53,22 @@ class Case:
     def run(self, whole, layers, x) -> tuple[torch.Tensor, list[float]]:
         prepared = whole.prepare(layers, self.stages())
         steps = whole.run(prepared, self.attention.plan(self.requests.rows), x)
-        with pytest.raises(StopIteration) as end:  # nothing is waited for
-            next(steps)
-        ran = end.value.value
+        ran = end_of(steps)
         assert ran.sending is None
         assert ran.waits == [0.0] * len(ran.seconds)
         return ran.x, ran.seconds
 
     def together(self, pages, layers) -> tuple[torch.Tensor, list[float]]:
         return self.run(self.layers(pages), layers, self.x.clone())
+
+
+def end_of(steps) -> Ran:
+    """What a run gave, that is by itself."""
+    try:
+        while True:
+            next(steps).wait()
+    except StopIteration as end:
+        return end.value
 
 
 @pytest.fixture
@@ -117,9 +124,8 @@ def test_a_run_is_used_again(case_of) -> None:
     prepared = whole.prepare(range(2), case.stages())
     for _ in range(2):
         expected = case.one_by_one(expected_pages, range(2))
-        with pytest.raises(StopIteration) as end:
-            next(whole.run(prepared, case.attention.plan(case.requests.rows), case.x.clone()))
-        assert torch.equal(end.value.value.x, expected)
+        steps = whole.run(prepared, case.attention.plan(case.requests.rows), case.x.clone())
+        assert torch.equal(end_of(steps).x, expected)
 
 
 def test_what_does_not_fit(case_of, random_weights) -> None:
@@ -145,7 +151,7 @@ def test_what_does_not_fit(case_of, random_weights) -> None:
         case.together({0: tuple(t.float() for t in pages[0])}, range(1))
     shared = KernelDense(random_weights(CONFIG, torch.bfloat16, tp=2))
     with pytest.raises(InvalidValue, match="dense_tp"):
-        case.layers(pages, dense=shared)
+        case.layers(pages, dense=[shared])
 
 
 def test_what_is_taken(case_of) -> None:
@@ -160,5 +166,5 @@ def test_what_is_taken(case_of) -> None:
     assert not whole.takes(Op(Kind.MLP, 0, 2, 0))
     moved = Transfer(Rank(0, 0), Rank(1, 0), 0, 1, 8, 2, "qkv")
     assert not whole.takes(Op(Kind.SCATTER, 0, 2, 0, sends=(moved,)))
-    assert not any(map(case.layers(pages, dense=None).takes, case.stages()[::2]))
+    assert not any(map(case.layers(pages, dense=()).takes, case.stages()[::2]))
     assert not case.layers(pages, attention=None).takes(case.stages()[1])

@@ -52,6 +52,7 @@ struct Run {
   float* lse;
   double* seconds;  // [layers, stages]; added to, as `waits` is, of which they are a part
   double* waits;
+  int64_t begun, since_ns;  // together.h
 };
 
 // The stages as dense.cpp and decode.cpp compile them.
