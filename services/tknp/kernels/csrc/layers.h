@@ -137,8 +137,8 @@ inline bool run_stage(Team team, const Run& run, const Stage& stage, int64_t lay
       break;
     }
     case Work::kFinish:
-      finish_stage(team, *run.layers.weights[layer], *run.shape, run.x, run.attention, run.rows, dense_at,
-                   memory);
+      finish_stage(team, *run.layers.weights[layer], *run.shape, run.x, run.attention, run.rows,
+                   dense_at, memory);
       break;
   }
   return true;

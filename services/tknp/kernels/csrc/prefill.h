@@ -69,30 +69,30 @@ struct Workspace {
 };
 
 // One row of scores over its first `visible` keys -> weights, zero beyond; sums are rescaled to the
-// new highest score.
+// new highest score. `scale` is positive.
 inline void softmax_row(float* scores, int64_t visible, float scale, Act* weights, float* sums,
                         int64_t stride, float& highest, float& total) {
-  std::fill(scores + std::max<int64_t>(visible, 0), scores + kTileKeys, -INFINITY);
-  Float most = fill(-INFINITY);
-  for (int t = 0; t < kTileKeys; t += kLanes) {
-    const Float scaled = mul(load(scores + t), fill(scale));
-    store(scores + t, scaled);
-    most = maximum(most, scaled);
-  }
-  const float top = largest(most);
+  const int64_t seen = std::max<int64_t>(visible, 0);
+  std::fill(scores + seen, scores + kTileKeys, -INFINITY);
+  Float most = load(scores);
+  for (int t = kLanes; t < kTileKeys; t += kLanes) most = maximum(most, load(scores + t));
+  const float top = largest(most) * scale;
   if (top > highest) {
     const float factor = std::exp(highest - top);  // 0 for the first tile
     total *= factor;
     highest = top;
     for (int64_t d = 0; d < stride; d += kLanes) store(sums + d, mul(load(sums + d), fill(factor)));
   }
-  for (int t = 0; t < kTileKeys; t += kLanes)
-    store(scores + t, exponential(sub(load(scores + t), fill(highest))));
-  std::fill(scores + std::max<int64_t>(visible, 0), scores + kTileKeys, 0.0f);
   Float all = fill(0.0f);
   for (int t = 0; t < kTileKeys; t += kLanes) {
-    all = add(all, load(scores + t));
-    store_act(weights + t, load(scores + t));
+    Float weight = exponential(sub(mul(load(scores + t), fill(scale)), fill(highest)));
+    if (t + kLanes > seen) {
+      store(scores + t, weight);
+      std::fill(scores + std::max<int64_t>(seen, t), scores + t + kLanes, 0.0f);
+      weight = load(scores + t);
+    }
+    all = add(all, weight);
+    store_act(weights + t, weight);
   }
   total += sum(all);
 }
@@ -120,16 +120,16 @@ inline void attend_span(const Chunk& c, int64_t first, int64_t count, int64_t he
     const int64_t at = span + tile * kTileKeys;
     if (at > last) break;
     const int64_t panels = ceil_div(std::min<int64_t>(last + 1 - at, kTileKeys), kPanel);
-    multiply_wide(work.queries, q_stride, rows, keys + tile * c.packed_keys(), dh / 2, {0, panels},
-                  StoreFloat{work.scores, kTileKeys});
+    multiply_wide<true>(work.queries, q_stride, rows, keys + tile * c.packed_keys(), dh / 2, panels,
+                        work.scores, kTileKeys);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t seen = c.start + first + r / group - at + 1;
       softmax_row(work.scores + r * kTileKeys, std::min<int64_t>(seen, kTileKeys), c.heads.scale,
                   work.weights + r * p_stride, state.sums + r * stride, stride, state.highest[r],
                   state.total[r]);
     }
-    multiply_wide(work.weights, p_stride, rows, values + tile * c.packed_values(), kTileKeys / 2,
-                  {0, stride / kPanel}, AddFloat{state.sums, stride});
+    multiply_wide<false>(work.weights, p_stride, rows, values + tile * c.packed_values(),
+                         kTileKeys / 2, stride / kPanel, state.sums, stride);
   }
   if (last >= span + kSpan) return;
   for (int64_t r = 0; r < rows; ++r) {

@@ -63,56 +63,54 @@ inline void accumulate_step(const Act* a, int64_t stride, const W* pair, Float (
   }
 }
 
-// sums [Rows, kPanel] += a [Rows, 2 * pairs] x one panel. A function of its own: inlined, GCC keeps
-// some of the sums in memory.
-template <int Rows, class W>
+// sums [Rows, kPanel], rows `sums_stride` apart, += a [Rows, 2 * pairs] x one panel; Fresh: =.
+// A function of its own: inlined, GCC keeps some of the sums in memory.
+template <int Rows, bool Fresh, class W>
 [[gnu::noinline]] void accumulate(const Act* a, int64_t stride, const W* w, int64_t pairs,
-                                  float* sums) {
+                                  float* sums, int64_t sums_stride) {
   Float acc[Rows][2];
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < 2; ++v) acc[r][v] = load(sums + r * kPanel + v * kLanes);
+    for (int v = 0; v < 2; ++v)
+      acc[r][v] = Fresh ? fill(0.0f) : load(sums + r * sums_stride + v * kLanes);
   for (int64_t k = 0; k < pairs; ++k) {
     accumulate_step<0>(a + 2 * k, stride, w + k * 2 * kPanel, acc);
     if constexpr (kSteps == 2) accumulate_step<1>(a + 2 * k, stride, w + k * 2 * kPanel, acc);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < 2; ++v) store(sums + r * kPanel + v * kLanes, acc[r][v]);
+    for (int v = 0; v < 2; ++v) store(sums + r * sums_stride + v * kLanes, acc[r][v]);
 }
 
-template <int Most, class W>
+template <int Most, bool Fresh, class W>
 inline void accumulate_of(int rows, const Act* a, int64_t stride, const W* w, int64_t pairs,
-                          float* sums) {
+                          float* sums, int64_t sums_stride) {
   if (rows == Most)
-    accumulate<Most>(a, stride, w, pairs, sums);
+    accumulate<Most, Fresh>(a, stride, w, pairs, sums, sums_stride);
   else if constexpr (Most > 1)
-    accumulate_of<Most - 1>(rows, a, stride, w, pairs, sums);
+    accumulate_of<Most - 1, Fresh>(rows, a, stride, w, pairs, sums, sums_stride);
 }
 
 // As `accumulate`, of any number of rows, in tiles of nearly equal height.
-template <class W>
+template <bool Fresh, class W>
 inline void accumulate_rows(const Act* a, int64_t stride, int64_t rows, const W* w, int64_t pairs,
-                            float* sums) {
+                            float* sums, int64_t sums_stride) {
   const int64_t tiles = ceil_div(rows, kTileRows);
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t first = rows * t / tiles, stop = rows * (t + 1) / tiles;
-    accumulate_of<kTileRows>(static_cast<int>(stop - first), a + first * stride, stride, w, pairs,
-                             sums + first * kPanel);
+    accumulate_of<kTileRows, Fresh>(static_cast<int>(stop - first), a + first * stride, stride, w,
+                                    pairs, sums + first * sums_stride, sums_stride);
   }
 }
 
-// As `multiply` of gemm.h, for at most kManyRows rows and weights that are Wide already.
-template <class Epilogue>
+// out [rows, panels * kPanel], rows `out_stride` apart, += a x weights that are Wide already;
+// Fresh: =.
+template <bool Fresh>
 inline void multiply_wide(const Act* a, int64_t stride, int64_t rows, const Wide* w, int64_t pairs,
-                          Range panels, Epilogue&& epilogue) {
-  alignas(64) float sums[kManyRows * kPanel];
-  for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-    std::fill_n(sums, rows * kPanel, 0.0f);
-    accumulate_rows(a, stride, rows, w + panel * pairs * 2 * kPanel, pairs, sums);
-    for (int64_t r = 0; r < rows; ++r)
-      epilogue(r, panel * kPanel, load(sums + r * kPanel), load(sums + r * kPanel + kLanes));
-  }
+                          int64_t panels, float* out, int64_t out_stride) {
+  for (int64_t panel = 0; panel < panels; ++panel)
+    accumulate_rows<Fresh>(a, stride, rows, w + panel * pairs * 2 * kPanel, pairs,
+                           out + panel * kPanel, out_stride);
 }
 
 // As `multiply` of gemm.h, whatever the number of rows.
@@ -132,7 +130,8 @@ inline void multiply_many(const Act* a, int64_t stride, int64_t rows, const bf16
         for (int64_t k = 0; k < pairs; k += kManyPairs) {
           const int64_t piece = std::min(kManyPairs, pairs - k);
           widen_pairs(packed + (panel * pairs + k) * 2 * kPanel, piece, wide);
-          accumulate_rows(a + start * stride + 2 * k, stride, count, wide, piece, sums);
+          accumulate_rows<false>(a + start * stride + 2 * k, stride, count, wide, piece, sums,
+                                 kPanel);
         }
         for (int64_t r = 0; r < count; ++r)
           epilogue(start + r, panel * kPanel, load(sums + r * kPanel),
