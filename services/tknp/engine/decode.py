@@ -91,18 +91,15 @@ class DecodeRank:
         if storage is not None:
             kept = enumerate(layout.kv_layers(rank))
             pages = {layer: storage.layer(index) for index, layer in kept}
-        layers = {
-            stream: whole_layers(
-                layout.heads(rank), dense, attention, pages,
-                max_rows=max_batch, transport=transport, stream=stream,
-            )
-            for stream in streams
-        }  # fmt: skip
         self._lanes = {
             stream: _Lane(
                 StreamState(
                     layout, rank, stream, attention=attention, pages=pages, epoch=epoch,
-                    max_batch=max_batch, device=device, grammars=grammars, layers=layers[stream],
+                    max_batch=max_batch, device=device, grammars=grammars,
+                    layers=whole_layers(
+                        layout.heads(rank), dense, attention, pages,
+                        max_rows=max_batch, transport=transport, stream=stream,
+                    ),
                 ),
                 Executor(
                     layout, rank, dense, transport, device=device, max_rows=max_batch,

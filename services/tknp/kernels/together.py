@@ -15,7 +15,7 @@ from ctypes import addressof, byref, c_int64, c_uint64, c_void_p
 
 from tknp.kernels.library import Library, Run, check, threads
 
-_WAITS, _STUCK, _OVER = 1, 2, 3  # csrc/together.h
+_STUCK, _OVER = 2, 3  # csrc/together.h
 
 
 class LayersCall:
@@ -50,7 +50,6 @@ class LayersCall:
         library = calls[0]._library
         check(library.layers_together(runs, states, count, byref(called), once, threads()))
         moved = sum(each.call.at for each in calls) != before
-        idle = not moved and not once and not called.value
         for each, state in zip(calls, states, strict=True):
-            each._returned = state in (_STUCK, _OVER) or (idle and state == _WAITS)
+            each._returned = state in (_STUCK, _OVER)
         return moved or any(each._returned for each in calls)

@@ -109,15 +109,27 @@ inline bool receive(const Run& run, const Stage& stage, double& waited) {
   return unfinished == 0;
 }
 
+// Scratch memory of a run's stages.
+struct Room {
+  Scratch::Plan plan;
+  DenseAt dense;
+  DecodeAt decode;
+  char* memory;
+
+  Room(const Run& run, int threads)
+      : dense(plan, run.shape ? *run.shape : Shape{}, run.shape ? run.rows : 0),
+        decode(plan, run.heads ? *run.heads : Heads{0, 1}, run.step ? *run.step : Step{}, threads),
+        memory(scratch().reserve(plan)) {}
+};
+
 // One stage of one layer, by one thread of a team. False, at the first, if its messages have to be
 // waited for by somebody else.
 inline bool run_stage(Team team, const Run& run, const Stage& stage, int64_t layer,
-                      const DenseAt& dense_at, const DecodeAt& decode_at, char* memory,
-                      double& waited) {
+                      const Room& room, double& waited) {
   switch (stage.work) {
     case Work::kProject:
-      project_stage(team, *run.layers.weights[layer], *run.shape, run.x, run.rows, run.qkv, dense_at,
-                    memory);
+      project_stage(team, *run.layers.weights[layer], *run.shape, run.x, run.rows, run.qkv,
+                    room.dense, room.memory);
       break;
     case Work::kSend:
       return team.rank != 0 || send(run, stage);
@@ -132,13 +144,13 @@ inline bool run_stage(Team team, const Run& run, const Stage& stage, int64_t lay
                     run.layers.values[layer],
                     run.attention + stage.start * heads.q_heads * heads.head_dim,
                     run.lse};
-      decode_at.place(decode, memory);
+      room.decode.place(decode, room.memory);
       attend_stage(team, decode);
       break;
     }
     case Work::kFinish:
       finish_stage(team, *run.layers.weights[layer], *run.shape, run.x, run.attention, run.rows,
-                   dense_at, memory);
+                   room.dense, room.memory);
       break;
   }
   return true;
@@ -147,13 +159,7 @@ inline bool run_stage(Team team, const Run& run, const Stage& stage, int64_t lay
 // Returns with run.at behind the last stage; before that, with the stage whose messages somebody else
 // has to wait for, after which the one behind it is next.
 inline void run_layers(Run& run, int threads) {
-  const Heads no_heads{0, 1};
-  const Step no_rows{};
-  Scratch::Plan plan;
-  const DenseAt dense_at(plan, run.shape ? *run.shape : Shape{}, run.shape ? run.rows : 0);
-  const DecodeAt decode_at(plan, run.heads ? *run.heads : no_heads, run.step ? *run.step : no_rows,
-                           threads);
-  char* memory = scratch().reserve(plan);
+  const Room room(run, threads);
   const int64_t first = run.at, stop = run.layers.count * run.stages;
   // The last stage, told by the first thread. Threads that are still to begin a stage may read it
   // while that one ends there: they run it, too.
@@ -163,7 +169,7 @@ inline void run_layers(Run& run, int threads) {
     for (int64_t at = first; at <= last.load(std::memory_order_relaxed); ++at) {
       double waited = 0.0;
       const bool done = run_stage(team, run, run.pattern[at % run.stages], at / run.stages,
-                                  dense_at, decode_at, memory, waited);
+                                  room, waited);
       if (!done) last.store(at, std::memory_order_relaxed);
       team.barrier();
       if (team.rank != 0) continue;

@@ -57,24 +57,18 @@ inline State exchange(Run& run) {
 }
 
 inline void compute(Run& run, int threads) {
-  const Heads no_heads{0, 1};
-  const Step no_rows{};
   const int64_t began = mailbox::now_ns();
-  Scratch::Plan plan;
-  const DenseAt dense_at(plan, run.shape ? *run.shape : Shape{}, run.shape ? run.rows : 0);
-  const DecodeAt decode_at(plan, run.heads ? *run.heads : no_heads, run.step ? *run.step : no_rows,
-                           threads);
-  char* memory = scratch().reserve(plan);
+  const Room room(run, threads);
   parallel(threads, [&](Team team) {
     double waited = 0.0;
-    run_stage(team, run, run.pattern[run.at % run.stages], run.at / run.stages, dense_at, decode_at,
-              memory, waited);
+    run_stage(team, run, run.pattern[run.at % run.stages], run.at / run.stages, room, waited);
   });
   end_stage(run, began);
 }
 
-// Until a run is over or stuck, `called` is not 0, or all have waited for 2 ms; with `once`, until
-// a stage has been computed or none is ready. `states` [count] says how the runs stand.
+// Until a run is over or stuck, as all are that have waited for 2 ms together, or `called` is not 0;
+// with `once`, until a stage has been computed or none is ready. `states` [count] says how the runs
+// stand.
 inline void run_together(Run* const* runs, State* states, int64_t count, const uint64_t* called,
                          bool once, int threads) {
   int64_t idle_ns = 0;
@@ -100,7 +94,10 @@ inline void run_together(Run* const* runs, State* states, int64_t count, const u
     if (once) return;
     const int64_t now = mailbox::now_ns();
     if (idle_ns == 0) idle_ns = now;
-    if (now - idle_ns >= mailbox::kYieldNs) return;
+    if (now - idle_ns >= mailbox::kYieldNs) {
+      std::fill_n(states, count, State::kStuck);
+      return;
+    }
     if (now - idle_ns < mailbox::kSpinNs)
       mailbox::pause();
     else
