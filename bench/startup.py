@@ -3,8 +3,9 @@
     python bench/startup.py [--quick]
 
 One node, one prefill replica, SmolLM2 in bfloat16. Cold: the compiled kernels have to be built,
-into an empty cache. Warm: they are there. The files of the model and of Python itself are in the
-page cache both times. Memory is proportional (PSS): pages that processes share count once.
+into an empty cache; left out where `python -m tknp.kernels.build` has put some already. Warm: they
+are there. The files of the model and of Python itself are in the page cache both times. Memory is
+proportional (PSS): pages that processes share count once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import psutil
 from harness.options import finish, parser
 from harness.pool import pool
 from harness.report import Row, note
+
+from tknp.kernels.build import PREBUILT
 
 KV_BYTES = 512 << 20
 CACHE = "XDG_CACHE_HOME"
@@ -54,7 +57,9 @@ async def start(threads: int, name: str) -> list[Row]:
 def main() -> None:
     options: argparse.Namespace = parser(__doc__).parse_args()
     rows = []
-    if not options.quick:
+    if PREBUILT.exists():
+        note(f"  no cold start: kernels were compiled ahead ({PREBUILT})")
+    elif not options.quick:
         with empty_cache():
             rows += asyncio.run(start(options.threads, "cold"))[:1]
     rows += asyncio.run(start(options.threads, "warm"))

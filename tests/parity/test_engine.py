@@ -385,14 +385,6 @@ SAME_TP = {
 
 
 @pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    """Set the threads of an operation, of engines that are made later in the test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def logits_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[torch.Tensor]]:
     """`logits_from(position)`: [vocabulary] of all rows drawn there or further since last asked."""
     seen: list[tuple[int, torch.Tensor]] = []

@@ -6,7 +6,7 @@ with its instructions emulated (avx512/immintrin.h); `emulated_kernels` has the 
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,6 @@ def kernels(request: pytest.FixtureRequest) -> None:
     if not status:
         pytest.skip(status.reason)
     return None
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    """Set torch's threads for the rest of the test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
