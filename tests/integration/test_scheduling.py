@@ -317,6 +317,8 @@ async def test_streams_survive_a_crowd_that_comes_and_goes(theatre: Theatre) -> 
 
 async def test_all_of_it_can_be_replayed(theatre: Theatre, tmp_path: Path) -> None:
     """Every decision that the tests above have led to; another one is found."""
+    while len(theatre.recorded()) <= 1000:  # by itself: there were none
+        await ids(theatre.stream([5] * 8, 24))
     same = CliRunner().invoke(main, ["replay", str(theatre.recording)])
     assert same.exit_code == 0, same.output
     calls, _, words = same.output.partition(" ")

@@ -3,6 +3,9 @@
 Ranks are threads that exchange over a LocalHub and are driven by delta messages; there are no
 services. Instead of a prefill, the keys and values of transformers' own cache are written into the
 pages of every owner, each its tokens, layers and heads.
+
+One file, as all of it drives the same engine: the ids of every layout, wide and growing rows, the
+bits of logits over either data plane, and how streams end with a peer.
 """
 
 from __future__ import annotations

@@ -50,25 +50,25 @@ class Case:
     def stages(self, layer=0) -> list[Op]:
         return [Op(kind, 0, len(self.x), layer) for kind in PARTS]
 
+    @staticmethod
+    def run_through(steps) -> Ran:
+        """What a run gives that waits for nobody else."""
+        try:
+            while True:
+                next(steps).wait()
+        except StopIteration as end:
+            return end.value
+
     def run(self, whole, layers, x) -> tuple[torch.Tensor, list[float]]:
         prepared = whole.prepare(layers, self.stages())
         steps = whole.run(prepared, self.attention.plan(self.requests.rows), x)
-        ran = end_of(steps)
+        ran = self.run_through(steps)
         assert ran.sending is None
         assert ran.waits == [0.0] * len(ran.seconds)
         return ran.x, ran.seconds
 
     def together(self, pages, layers) -> tuple[torch.Tensor, list[float]]:
         return self.run(self.layers(pages), layers, self.x.clone())
-
-
-def end_of(steps) -> Ran:
-    """What a run gave, that is by itself."""
-    try:
-        while True:
-            next(steps).wait()
-    except StopIteration as end:
-        return end.value
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_run_is_used_again(case_of) -> None:
     for _ in range(2):
         expected = case.one_by_one(expected_pages, range(2))
         steps = whole.run(prepared, case.attention.plan(case.requests.rows), case.x.clone())
-        assert torch.equal(end_of(steps).x, expected)
+        assert torch.equal(case.run_through(steps).x, expected)
 
 
 def test_what_does_not_fit(case_of, random_weights) -> None:
