@@ -6,8 +6,9 @@
 
 One node of one rank serves SmolLM2 in bfloat16; client, coordinator, prefill and decode node are
 processes of their own. The requests of a batch are prefilled, held until all are ready, and decode
-together. A try measures the memory's bandwidth, then ours, then the bare kernels, then each peer;
-results are medians over tries. harness/roof.py explains the roof.
+together. No peer hands out tokens one by one while this measures it, so neither do we: clients take
+INTERVAL at a time. A try measures the memory's bandwidth, then ours, then the bare kernels, then
+each peer; results are medians over tries. harness/roof.py explains the roof.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from kernels import SMOLLM2_135M, Clock, Model
 SHAPES = {(512, 1): 1.2, (512, 8): 1.5, (512, 32): 1.4, (512, 64): 1.5, (4096, 8): 1.5}
 QUICK = ((512, 1), (512, 8))
 STEPS = 64
+INTERVAL = 8
 PEER_STEPS = {"transformers": 8}
 OF_BARE, OF_ROOF = 0.85, 0.65
 KV_BYTES = 1600 << 20
@@ -51,8 +53,10 @@ class Shape:
                 roof = Roof.measure(threads)
                 self._add("read bandwidth", roof.read_gb_per_s)
                 # Token k of a request is fed at context + k - 1, so steps see half of them.
-                self._add("roof", roof.tokens_per_s(self.context + self.steps / 2, self.batch))
-                decoded = await decode(client, batch, self.steps + 2)
+                middle = self.context + INTERVAL + self.steps / 2
+                self._add("roof", roof.tokens_per_s(middle, self.batch))
+                tokens = 1 + INTERVAL + self.steps
+                decoded = await decode(client, batch, tokens, INTERVAL)
                 self._add("ours", decoded.tokens_per_s)
                 self._add("bare kernels", self._bare())
                 for peer in others:

@@ -1,6 +1,8 @@
 """Processor time of a pool beside its kernels: of each process, a step and while nothing runs.
 
-    python bench/overhead.py [--quick] [--shapes 512x1 512x32]
+    python bench/overhead.py [--quick] [--shapes 512x1 512x32] [--interval 16]
+
+`--interval`: tokens of a message.
 
 Where all cores compute, whatever other threads take lengthens the step: threads share each matrix
 evenly and wait for the one that was interrupted. One node of one rank serves a batch whose KV was
@@ -10,6 +12,7 @@ but those that compute, which are the ones that ran longest.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 from collections import defaultdict
@@ -64,7 +67,12 @@ class Spent:
 
 
 async def steps_ms(
-    client: Client, pids: Mapping[str, int], context: int, batch: int, steps: int, threads: int
+    client: Client,
+    pids: Mapping[str, int],
+    context: int,
+    batch: int,
+    steps: int,
+    options: argparse.Namespace,
 ) -> dict[str, float]:
     """Milliseconds a step by process, of `steps` steps with `batch` requests."""
     counts = [0] * batch
@@ -72,7 +80,9 @@ async def steps_ms(
 
     async def follow(index: int, prompt: list[int]) -> None:
         sampling = Sampling(max_tokens=WARM_STEPS + steps + 8, ignore_eos=True)
-        async for response in client.generate(request_for(prompt, sampling)):
+        request = request_for(prompt, sampling)
+        request.stream_interval = options.interval
+        async for response in client.generate(request):
             counts[index] += len(received_ids(response.token_ids))
             if index == 0 and counts[0] >= WARM_STEPS:
                 warm.set()
@@ -86,19 +96,19 @@ async def steps_ms(
         first, before = counts[0], Spent.now(pids)
         await measured.wait()
         last, after = counts[0], Spent.now(pids)
-    spent = after.since(before, computing=threads)
+    spent = after.since(before, computing=options.threads)
     return {name: ms / (last - first) for name, ms in spent.items()}
 
 
-async def measure(context: int, batch: int, steps: int, threads: int) -> list[Row]:
+async def measure(context: int, batch: int, steps: int, options: argparse.Namespace) -> list[Row]:
     settings = {"hold_until": batch, "max_batch": max(batch, 2), "synthetic_kv": True}
-    async with pool(threads, kv_memory_bytes=900 << 20, settings=settings) as (up, client):
+    async with pool(options.threads, kv_memory_bytes=900 << 20, settings=settings) as (up, client):
         pids = {**up.pids, CLIENT: os.getpid()}
         await asyncio.sleep(SETTLE_S)
         before = Spent.now(pids)
         await asyncio.sleep(IDLE_S)
         idle = Spent.now(pids).since(before)
-        busy = await steps_ms(client, pids, context, batch, steps, threads)
+        busy = await steps_ms(client, pids, context, batch, steps, options)
     name = f"context {context}, batch {batch}"
     rows = [Row(f"{name}: {process}", ms, "ms a step") for process, ms in sorted(busy.items())]
     rows.append(Row(f"{name}: all", sum(busy.values()), "ms a step"))
@@ -112,11 +122,13 @@ async def measure(context: int, batch: int, steps: int, threads: int) -> list[Ro
 
 
 def main() -> None:
-    options = parser(__doc__).parse_args()
+    flags = parser(__doc__)
+    flags.add_argument("--interval", type=int, default=1, metavar="N", help="tokens of a message")
+    options = flags.parse_args()
     rows: list[Row] = []
     for context, batch in shapes(options, SHAPES):
         steps = 40 if options.quick else 200
-        rows += asyncio.run(measure(context, batch, steps, options.threads))
+        rows += asyncio.run(measure(context, batch, steps, options))
     finish("Processor time beside the kernels", rows, options)
 
 

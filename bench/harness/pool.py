@@ -1,7 +1,7 @@
 """A pool of real processes on this machine, and closed batches of requests through it.
 
 Requests are token ids of an exact length, greedy, and go on to the last token asked for. Times are
-those at which their client, this process, sees tokens:
+those at which their client, this process, sees tokens, each as it comes or `interval` together:
 
     submit all        first tokens (prefill)             held until all are ready      last tokens
     |---- ttft ----->|                                  |-- step --|-- step --| ... --|
@@ -42,22 +42,26 @@ class Decoded:
     """A batch that decoded together: token k of `streams` came from one step, for every k > 0."""
 
     streams: Sequence[Stream]
+    interval: int = 1
 
     @property
     def ends_s(self) -> list[float]:
-        """When the last client had token k = 1, 2, ..."""
-        return [max(times) for times in zip(*(s.tokens_s for s in self.streams), strict=True)][1:]
+        """When the last client had the last token of each message but its first."""
+        ends = [max(times) for times in zip(*(s.tokens_s for s in self.streams), strict=True)]
+        return ends[self.interval :: self.interval]
 
     @property
     def step_s(self) -> float:
-        """Median time from step to step."""
-        return statistics.median(after - before for before, after in pairwise(self.ends_s))
+        """Median time from step to step, over the steps of a message."""
+        gaps = [after - before for before, after in pairwise(self.ends_s)]
+        return statistics.median(gaps) / self.interval
 
     @property
     def tokens_per_s(self) -> float:
-        """Over all steps but the first, in which requests join."""
+        """Over all steps but those of the first `interval` tokens, in which requests join."""
         ends = self.ends_s
-        return len(self.streams) * (len(ends) - 1) / (ends[-1] - ends[0])
+        steps = (len(ends) - 1) * self.interval
+        return len(self.streams) * steps / (ends[-1] - ends[0])
 
 
 def prompts(count: int, tokens: int) -> list[list[int]]:
@@ -91,17 +95,20 @@ async def pool(
         yield up, client
 
 
-async def generate(client: Client, prompt: Sequence[int], tokens: int) -> Stream:
+async def generate(client: Client, prompt: Sequence[int], tokens: int, interval: int = 1) -> Stream:
     """One request, to its end."""
-    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+    request = request_for(prompt, Sampling(max_tokens=tokens, ignore_eos=True))
+    request.stream_interval = interval
     began, stream = time.perf_counter(), Stream()
-    async for response in client.generate(request_for(prompt, sampling)):
+    async for response in client.generate(request):
         now = time.perf_counter() - began
         stream.tokens_s += [now] * len(received_ids(response.token_ids))
     return stream
 
 
-async def decode(client: Client, batch: Sequence[Sequence[int]], tokens: int) -> Decoded:
+async def decode(
+    client: Client, batch: Sequence[Sequence[int]], tokens: int, interval: int = 1
+) -> Decoded:
     """`batch` at once, `tokens` each."""
-    streams = await asyncio.gather(*(generate(client, prompt, tokens) for prompt in batch))
-    return Decoded(streams)
+    asked = (generate(client, prompt, tokens, interval) for prompt in batch)
+    return Decoded(await asyncio.gather(*asked), interval)

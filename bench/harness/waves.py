@@ -5,8 +5,9 @@
 
 Every node has the memory in which weights stand to weights plus KV as in section 3.2 of Decode
 Token Parallelism, 454 : 560 for data parallelism. KV is ready at release as in the paper: pages are
-filled beforehand and nobody computes prompts. A request ends after exactly `tokens`. Contexts count
-the token that is fed first, so that every counted token comes from a step.
+filled beforehand and nobody computes prompts. What counts is the last completion, so clients take
+their first token and then a whole answer. A request ends after exactly `tokens`. Contexts count the
+token that is fed first, so that every counted token comes from a step.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _pin(up: RunningPool) -> None:
 
 
 async def _release(client: Client, batch: Sequence[Sequence[int]], tokens: int) -> list[Stream]:
-    return await asyncio.gather(*(generate(client, prompt, tokens) for prompt in batch))
+    return await asyncio.gather(*(generate(client, prompt, tokens, tokens) for prompt in batch))
 
 
 def _run(

@@ -83,6 +83,28 @@ async def test_tokens_arrive_while_others_are_computed(client: Client) -> None:
     assert last.HasField("finish")
 
 
+async def test_tokens_come_together_where_nobody_reads_along(client: Client) -> None:
+    """The first at once, then as many to a message as asked for; all of what one by one gives."""
+
+    def asked(interval: int, **values: Any) -> GenerateRequest:
+        request = request_for("what comes together", sampling(20, **values))
+        request.stream_interval = interval
+        return request
+
+    each = await complete(client, asked(1, logprobs=1))
+    responses = [r async for r in client.generate(asked(8, logprobs=1))]
+    assert [len(r.token_ids) // 4 for r in responses] == [0, 1, 8, 8, 3]
+    assert [len(r.logprobs) for r in responses] == [0, 1, 8, 8, 3]
+    assert [r.HasField("finish") for r in responses] == [False] * 4 + [True]
+    assert "".join(r.text for r in responses) == each.text
+    stopped = asked(1024)
+    stopped.stop.append(each.text[len(each.text) // 2 :][:3])
+    cut = await complete(client, stopped)
+    assert cut.finish.stop == stopped.stop[0]
+    assert cut.text == each.text[: each.text.find(stopped.stop[0])]
+    assert cut.finish.completion_tokens == len(cut.token_ids) <= 20
+
+
 async def test_a_stop_token_ends_a_request(client: Client) -> None:
     free = await complete(client, request_for([1, 2, 3], sampling(12)))
     stop = free.token_ids[7]
@@ -127,6 +149,10 @@ async def test_a_stop_token_ends_a_request(client: Client) -> None:
             "min_tokens=3",
         ),
         (request_for([1], request_id="x" * 129), "INVALID_ARGUMENT", "at most 128 characters"),
+        (
+            GenerateRequest(text="a", stream_interval=1025), "INVALID_ARGUMENT",
+            "stream_interval=1025: at most 1024 tokens",
+        ),
         (GenerateRequest(text="a", timeout_s=NAN), "INVALID_ARGUMENT", "timeout_s=nan"),
         (GenerateRequest(text="a", timeout_s=-1), "INVALID_ARGUMENT", "timeout_s=-1.0"),
     ],

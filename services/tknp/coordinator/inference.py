@@ -4,7 +4,8 @@
     GetModel   what a client has to know of the model
     Tokenize, Detokenize   ids of a text or a chat, and back
 
-Tokens that are ready together go out in one message. A client that goes away ends its request, and
+Tokens that are ready together go out in one message, or as many together as the client asks for
+(`stream_interval`). A client that goes away ends its request, and
 so does a deadline: the call's own, or `timeout_s` if that is sooner. A client that brings what an
 earlier attempt generated gets what comes after.
 """
@@ -34,6 +35,7 @@ from tknp.v1 import inference_pb2_grpc
 from tknp.v1.common_pb2 import FinishReason, Logprobs, Token
 
 _MAX_REQUEST_ID = 128
+_MAX_INTERVAL = 1024  # a message with log probabilities has to stay below the limits of size
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -65,27 +67,41 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             text = StreamText(self._tokenizer.stream(), message.stop, request.params.min_tokens)
             for token_id in request.generated[: request.given]:
                 text.push(token_id)
-            finish = None
-            while finish is None:
-                tokens, finish = await _next(request)
-                response = pb.GenerateResponse()
-                used = 0
-                while used < len(tokens) and text.stopped is None:
-                    response.text += text.push(tokens[used].token_id)
-                    used += 1
-                if finish is not None:
-                    response.text += text.flush()
-                if text.stopped is not None:
-                    finish = FinishReason.FINISH_REASON_STOP
-                    serving.complete(request)
-                response.token_ids = pack_ids([token.token_id for token in tokens[:used]])
-                if request.params.logprobs is not None:
-                    response.logprobs.extend(map(self._with_text, tokens[:used]))
-                if finish is not None:
-                    response.finish.CopyFrom(self._finish(request, finish, text))
+            response = await self._response(request, text, least=1)
+            while not response.HasField("finish"):
                 yield response
+                response = await self._response(request, text, message.stream_interval)
+            if text.stopped is not None:
+                serving.complete(request)
+            yield response
         finally:
             serving.cancel(request)
+
+    async def _response(
+        self, request: Request, text: StreamText, least: int
+    ) -> pb.GenerateResponse:
+        """The next message: `least` tokens or more, fewer only where the request ends."""
+        sent: list[Token] = []
+        pieces: list[str] = []
+        finish = None
+        while finish is None and (not sent or len(sent) < least):
+            tokens, finish = await _next(request)
+            for token in tokens:
+                sent.append(token)
+                pieces.append(text.push(token.token_id))
+                if text.stopped is not None:
+                    finish = FinishReason.FINISH_REASON_STOP
+                    break
+        response = pb.GenerateResponse(token_ids=pack_ids([token.token_id for token in sent]))
+        if finish is not None:
+            pieces.append(text.flush())
+            if text.stopped is not None:
+                finish = FinishReason.FINISH_REASON_STOP
+            response.finish.CopyFrom(self._finish(request, finish, text))
+        response.text = "".join(pieces)
+        if request.params.logprobs is not None:
+            response.logprobs.extend(map(self._with_text, sent))
+        return response
 
     async def GetModel(self, message: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
         model = self._driver.pool.checkpoint.config
@@ -121,6 +137,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if len(message.request_id) > _MAX_REQUEST_ID:
             shown = message.request_id[:16] + "..."
             raise InvalidValue("request_id", shown, f"at most {_MAX_REQUEST_ID} characters")
+        if message.stream_interval > _MAX_INTERVAL:
+            remedy = f"at most {_MAX_INTERVAL} tokens"
+            raise InvalidValue("stream_interval", message.stream_interval, remedy)
         timeout_s = message.timeout_s
         if not (math.isfinite(timeout_s) and timeout_s >= 0):
             raise InvalidValue("timeout_s", timeout_s, "a number of seconds, 0 for no limit")

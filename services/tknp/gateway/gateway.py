@@ -119,6 +119,7 @@ class Gateway:
     def ask(
         self, model: str, prompt: Sequence[int], sampling: Sampling, tenant: Tenant,
         deadline_s: float, *, stop: Sequence[str] = (), priority: int = 0, request_id: str = "",
+        interval: int = 0,
     ) -> Ask:  # fmt: skip
         """A checked request. Fills in what the client left open: seed and longest output.
 
@@ -138,7 +139,7 @@ class Gateway:
         context = REQUEST.get()
         return Ask(
             request_id or f"gw-{uuid.uuid4().hex}", model, prompt, chosen, tuple(stop), priority,
-            deadline_s, context.trace.metadata if context is not None else (),
+            deadline_s, context.trace.metadata if context is not None else (), interval,
         )  # fmt: skip
 
     @asynccontextmanager
@@ -159,7 +160,7 @@ class Gateway:
         """Pieces of an admitted request; close it to cancel."""
         began_s = time.monotonic()
         async with aclosing(self._generations.run(ask)) as pieces:  # type: ignore[type-var]
-            watch = self.metrics.watch(began_s)
+            watch = self.metrics.watch(began_s, gaps=ask.interval <= 1)
             async for piece in pieces:
                 watch.piece(piece)
                 yield piece

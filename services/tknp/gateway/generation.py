@@ -26,6 +26,8 @@ from tknp.v1.inference_pb2 import Finish, GenerateRequest
 
 log = logging.getLogger(__name__)
 _SLACK_S = 5.0  # the pool ends an overdue request itself, and says so
+WHOLE = 64
+"""Tokens of a pool's message where the client wants one answer: what a lost pool costs it, too."""
 UNREAD_S = 10.0
 """How long after its deadline an answer that its client does not read is given up."""
 
@@ -45,6 +47,7 @@ class Ask:
     """A request, ready to be sent to any pool of `model`. `sampling` has seed and max_tokens set.
 
     `deadline_s`: on the clock of `time.monotonic`. `metadata`: of the call, such as its trace.
+    `interval`: tokens that may come together (`stream_interval` of inference.proto).
     """
 
     request_id: str
@@ -55,6 +58,7 @@ class Ask:
     priority: int
     deadline_s: float
     metadata: tuple[tuple[str, str], ...] = ()
+    interval: int = 0
 
 
 class Generations:
@@ -115,6 +119,7 @@ def _request(ask: Ask, generated: Sequence[int]) -> GenerateRequest:
         stop=ask.stop,
         priority=ask.priority,
         timeout_s=left_s,
+        stream_interval=ask.interval,
     )
     if generated:
         request.generated_token_ids = pack_ids(generated)

@@ -43,6 +43,7 @@ class InferenceFace:
         ask = gateway.ask(
             model, ids, request.sampling, tenant, deadline_s, stop=request.stop,
             priority=request.priority, request_id=request.request_id,
+            interval=request.stream_interval,
         )  # fmt: skip
         async with gateway.admitted(tenant, [ask]):
             accepted = pb.Accepted(request_id=ask.request_id, prompt_tokens=len(ids))

@@ -25,7 +25,7 @@ import tknp
 from tknp.errors import InvalidValue, TknpError, Unavailable
 from tknp.gateway.access import CLIENT_GONE, REQUEST, Access
 from tknp.gateway.gateway import Gateway
-from tknp.gateway.generation import Ask
+from tknp.gateway.generation import WHOLE, Ask
 from tknp.gateway.keys import Tenant
 from tknp.gateway.openai import convert, replies
 from tknp.gateway.openai.body import BodyLimit
@@ -177,7 +177,7 @@ class Api:
             gateway.ask(
                 body.model, ids, convert.choice(sampling, index), tenant, deadline_s,
                 stop=stops, priority=body.priority,
-                request_id=f"{name}-{place * body.n + index}",
+                request_id=f"{name}-{place * body.n + index}", interval=0 if body.stream else WHOLE,
             )
             for place, ids in enumerate(encoded)
             for index in range(body.n)

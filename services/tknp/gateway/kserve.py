@@ -16,7 +16,7 @@ from contextlib import aclosing
 import tknp
 from tknp.errors import InvalidValue, ProtocolError
 from tknp.gateway.gateway import Gateway
-from tknp.gateway.generation import finish_name
+from tknp.gateway.generation import WHOLE, finish_name
 from tknp.gateway.grpc_face import Metadata, tenant_of
 from tknp.gateway.pools import UnknownModel
 from tknp.model.stops import check_stops
@@ -90,7 +90,7 @@ class OpenInferenceFace:
         ask = gateway.ask(
             request.model_name, ids, _sampling(options), tenant, deadline_s, stop=stops,
             priority=int(_number("priority", options.get("priority", 0), whole=True)),
-            request_id=request.id,
+            request_id=request.id, interval=WHOLE,
         )  # fmt: skip
         text, out, finish = "", list[int](), None
         async with (

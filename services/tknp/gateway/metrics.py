@@ -37,9 +37,10 @@ class GatewayMetrics:
         """A stream is submitted again; `stage`: started or not_started."""
         self._replays.add(1, stage)
 
-    def watch(self, began_s: float) -> StreamWatch:
-        """Times the chunks of one stream that began at `began_s` on time.monotonic."""
-        return StreamWatch(began_s, self._ttft, self._gap)
+    def watch(self, began_s: float, *, gaps: bool) -> StreamWatch:
+        """Times the first chunk of one stream that began at `began_s` on time.monotonic, with
+        `gaps` the later ones too."""
+        return StreamWatch(began_s, self._ttft, self._gap if gaps else None)
 
     def _tenants(self, value: str) -> dict[Labels, float]:
         return {(t.name,): float(getattr(t.used, value)) for t in self._gateway.keys.tenants}
@@ -53,7 +54,7 @@ class GatewayMetrics:
 class StreamWatch:
     """Chunks of one stream."""
 
-    def __init__(self, began_s: float, ttft: Histogram, gap: Histogram) -> None:
+    def __init__(self, began_s: float, ttft: Histogram, gap: Histogram | None) -> None:
         self._last_s = began_s
         self._first, self._gap = ttft, gap
         self._started = False
@@ -64,5 +65,6 @@ class StreamWatch:
             return
         now_s = time.monotonic()
         histogram = self._gap if self._started else self._first
-        histogram.observe(now_s - self._last_s)
+        if histogram is not None:
+            histogram.observe(now_s - self._last_s)
         self._started, self._last_s = True, now_s

@@ -251,7 +251,8 @@ GATEWAY_TTFT = Metric(
 )  # fmt: skip
 GATEWAY_CHUNK_GAP = Metric(
     "tknp_gateway_inter_chunk_seconds", "histogram",
-    "Between two chunks of a stream as they come from the pool; tokens ready together are one.",
+    "Between two chunks of a stream as they come from the pool; tokens ready together are one. Of "
+    "answers that are not streamed only the first token is timed.",
     GATEWAY, buckets=_TOKEN_S,
 )  # fmt: skip
 GATEWAY_REPLAYS = Metric(

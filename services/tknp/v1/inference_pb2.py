@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tknp.v1 import common_pb2 as tknp_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tknp/v1/inference.proto\x12\x07tknp.v1\x1a\x14tknp/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\".\n\x04\x43hat\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.tknp.v1.ChatMessage\"\xe8\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x13\n\ttoken_ids\x18\x03 \x01(\x0cH\x00\x12\x1d\n\x04\x63hat\x18\x04 \x01(\x0b\x32\r.tknp.v1.ChatH\x00\x12#\n\x08sampling\x18\x05 \x01(\x0b\x32\x11.tknp.v1.Sampling\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x1b\n\x13generated_token_ids\x18\x08 \x01(\x0c\x42\x08\n\x06prompt\"\x9e\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0c\n\x04text\x18\x02 \x01(\t\x12#\n\x08logprobs\x18\x03 \x03(\x0b\x32\x11.tknp.v1.Logprobs\x12\x1f\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x0f.tknp.v1.Finish\x12#\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x0b\x32\x11.tknp.v1.Accepted\"5\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\xa2\x01\n\x06\x46inish\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.tknp.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0e\n\x06owners\x18\x04 \x03(\r\x12!\n\x07timings\x18\x05 \x01(\x0b\x32\x10.tknp.v1.Timings\x12\x0c\n\x04stop\x18\x06 \x01(\t\"N\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x03 \x01(\x01\x12\x0f\n\x07total_s\x18\x04 \x01(\x01\"\x11\n\x0fGetModelRequest\"\x9c\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x19\n\x11has_chat_template\x18\x07 \x01(\x08\"\x82\x01\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x1d\n\x04\x63hat\x18\x02 \x01(\x0b\x32\r.tknp.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\x97\x02\n\tInference\x12\x41\n\x08Generate\x12\x18.tknp.v1.GenerateRequest\x1a\x19.tknp.v1.GenerateResponse0\x01\x12?\n\x08GetModel\x12\x18.tknp.v1.GetModelRequest\x1a\x19.tknp.v1.GetModelResponse\x12?\n\x08Tokenize\x12\x18.tknp.v1.TokenizeRequest\x1a\x19.tknp.v1.TokenizeResponse\x12\x45\n\nDetokenize\x12\x1a.tknp.v1.DetokenizeRequest\x1a\x1b.tknp.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tknp/v1/inference.proto\x12\x07tknp.v1\x1a\x14tknp/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\".\n\x04\x43hat\x12&\n\x08messages\x18\x01 \x03(\x0b\x32\x14.tknp.v1.ChatMessage\"\x81\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x13\n\ttoken_ids\x18\x03 \x01(\x0cH\x00\x12\x1d\n\x04\x63hat\x18\x04 \x01(\x0b\x32\r.tknp.v1.ChatH\x00\x12#\n\x08sampling\x18\x05 \x01(\x0b\x32\x11.tknp.v1.Sampling\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x1b\n\x13generated_token_ids\x18\x08 \x01(\x0c\x12\x17\n\x0fstream_interval\x18\n \x01(\rB\x08\n\x06prompt\"\x9e\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0c\n\x04text\x18\x02 \x01(\t\x12#\n\x08logprobs\x18\x03 \x03(\x0b\x32\x11.tknp.v1.Logprobs\x12\x1f\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x0f.tknp.v1.Finish\x12#\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x0b\x32\x11.tknp.v1.Accepted\"5\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\xa2\x01\n\x06\x46inish\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.tknp.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0e\n\x06owners\x18\x04 \x03(\r\x12!\n\x07timings\x18\x05 \x01(\x0b\x32\x10.tknp.v1.Timings\x12\x0c\n\x04stop\x18\x06 \x01(\t\"N\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x03 \x01(\x01\x12\x0f\n\x07total_s\x18\x04 \x01(\x01\"\x11\n\x0fGetModelRequest\"\x9c\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x19\n\x11has_chat_template\x18\x07 \x01(\x08\"\x82\x01\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x1d\n\x04\x63hat\x18\x02 \x01(\x0b\x32\r.tknp.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\x97\x02\n\tInference\x12\x41\n\x08Generate\x12\x18.tknp.v1.GenerateRequest\x1a\x19.tknp.v1.GenerateResponse0\x01\x12?\n\x08GetModel\x12\x18.tknp.v1.GetModelRequest\x1a\x19.tknp.v1.GetModelResponse\x12?\n\x08Tokenize\x12\x18.tknp.v1.TokenizeRequest\x1a\x19.tknp.v1.TokenizeResponse\x12\x45\n\nDetokenize\x12\x1a.tknp.v1.DetokenizeRequest\x1a\x1b.tknp.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,27 +37,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHAT']._serialized_start=104
   _globals['_CHAT']._serialized_end=150
   _globals['_GENERATEREQUEST']._serialized_start=153
-  _globals['_GENERATEREQUEST']._serialized_end=385
-  _globals['_GENERATERESPONSE']._serialized_start=388
-  _globals['_GENERATERESPONSE']._serialized_end=546
-  _globals['_ACCEPTED']._serialized_start=548
-  _globals['_ACCEPTED']._serialized_end=601
-  _globals['_FINISH']._serialized_start=604
-  _globals['_FINISH']._serialized_end=766
-  _globals['_TIMINGS']._serialized_start=768
-  _globals['_TIMINGS']._serialized_end=846
-  _globals['_GETMODELREQUEST']._serialized_start=848
-  _globals['_GETMODELREQUEST']._serialized_end=865
-  _globals['_GETMODELRESPONSE']._serialized_start=868
-  _globals['_GETMODELRESPONSE']._serialized_end=1024
-  _globals['_TOKENIZEREQUEST']._serialized_start=1027
-  _globals['_TOKENIZEREQUEST']._serialized_end=1157
-  _globals['_TOKENIZERESPONSE']._serialized_start=1159
-  _globals['_TOKENIZERESPONSE']._serialized_end=1196
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1198
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1236
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1238
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1272
-  _globals['_INFERENCE']._serialized_start=1275
-  _globals['_INFERENCE']._serialized_end=1554
+  _globals['_GENERATEREQUEST']._serialized_end=410
+  _globals['_GENERATERESPONSE']._serialized_start=413
+  _globals['_GENERATERESPONSE']._serialized_end=571
+  _globals['_ACCEPTED']._serialized_start=573
+  _globals['_ACCEPTED']._serialized_end=626
+  _globals['_FINISH']._serialized_start=629
+  _globals['_FINISH']._serialized_end=791
+  _globals['_TIMINGS']._serialized_start=793
+  _globals['_TIMINGS']._serialized_end=871
+  _globals['_GETMODELREQUEST']._serialized_start=873
+  _globals['_GETMODELREQUEST']._serialized_end=890
+  _globals['_GETMODELRESPONSE']._serialized_start=893
+  _globals['_GETMODELRESPONSE']._serialized_end=1049
+  _globals['_TOKENIZEREQUEST']._serialized_start=1052
+  _globals['_TOKENIZEREQUEST']._serialized_end=1182
+  _globals['_TOKENIZERESPONSE']._serialized_start=1184
+  _globals['_TOKENIZERESPONSE']._serialized_end=1221
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1223
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1261
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1263
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1297
+  _globals['_INFERENCE']._serialized_start=1300
+  _globals['_INFERENCE']._serialized_end=1579
 # @@protoc_insertion_point(module_scope)

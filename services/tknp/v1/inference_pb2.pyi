@@ -74,6 +74,7 @@ class GenerateRequest(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     GENERATED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    STREAM_INTERVAL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unset: chosen by the server"""
     text: _builtins.str
@@ -87,6 +88,10 @@ class GenerateRequest(_message.Message):
     """What an earlier attempt at this request generated, packed as above; with a seed that is set the
     stream goes on as that one would have. These count as output for every limit and penalty, and
     are not streamed again.
+    """
+    stream_interval: _builtins.int
+    """Tokens of each message but the first, whose token never waits, and the last; unset: as they
+    come. At most 1024. Messages cost more than tokens: ask for many where nobody reads along.
     """
     @_builtins.property
     def chat(self) -> Global___Chat:
@@ -110,10 +115,11 @@ class GenerateRequest(_message.Message):
         timeout_s: _builtins.float = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         generated_token_ids: _builtins.bytes = ...,
+        stream_interval: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "generated_token_ids", b"generated_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "text", b"text", "timeout_s", b"timeout_s", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "generated_token_ids", b"generated_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stream_interval", b"stream_interval", "text", b"text", "timeout_s", b"timeout_s", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
