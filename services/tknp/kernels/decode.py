@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tknp.attention.base import AttentionShape, DecodeRows, RopeTable
 from tknp.errors import InvalidValue
-from tknp.kernels.library import Heads, Step, check, load, threads
+from tknp.kernels.library import Heads, Step, load, threads
 
 ITEM_TOKENS = 256  # csrc/attention_block.h
 PAGE_MULTIPLE = 16
@@ -73,7 +73,7 @@ class KernelDecodeAttention:
             byref(self.heads), byref(plan.step), qkv.data_ptr(), k.data_ptr(), v.data_ptr(),
             out.data_ptr(), lse.data_ptr(), threads(),
         )  # fmt: skip
-        check(status)
+        self._library.check(status)
         return out, lse
 
 

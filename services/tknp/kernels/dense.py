@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tknp.errors import InvalidValue
 from tknp.kernels.arena import Arena
-from tknp.kernels.library import Layer, Shape, check, load, threads
+from tknp.kernels.library import Layer, Shape, load, threads
 from tknp.model.config import ModelConfig
 from tknp.model.dense import check_whole, held
 from tknp.model.shard import Shard
@@ -92,7 +92,7 @@ class KernelDense:
             byref(self._layers[layer]), byref(self._shape), x.data_ptr(), x.shape[0],
             qkv.data_ptr(), threads(),
         )  # fmt: skip
-        check(status)
+        self._library.check(status)
         return qkv
 
     def finish(self, layer: int, x: Tensor, attention: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class KernelDense:
             byref(self._layers[layer]), byref(self._shape), x.data_ptr(), attention.data_ptr(),
             x.shape[0], threads(),
         )  # fmt: skip
-        check(status)
+        self._library.check(status)
         return x
 
     def output(self, layer: int, attention: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class KernelDense:
             byref(self._layers[layer]), byref(self._shape), attention.data_ptr(), rows,
             partial.data_ptr(), threads(),
         )  # fmt: skip
-        check(status)
+        self._library.check(status)
         return partial
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class KernelDense:
             byref(self._layers[layer]), byref(self._shape), x.data_ptr(), x.shape[0],
             partial.data_ptr(), threads(),
         )  # fmt: skip
-        check(status)
+        self._library.check(status)
         return partial
 
     def head(self, x: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class KernelDense:
         status = self._library.head(
             norm, matrix, byref(shape), x.data_ptr(), x.shape[0], logits.data_ptr(), threads()
         )
-        check(status)
+        self._library.check(status)
         return logits
 
     def _residual(self, x: Tensor) -> Tensor:

@@ -153,6 +153,7 @@ class Run(ctypes.Structure):
 
 _P, _N = c_void_p, c_int64
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "refused_bytes": (_N, ()),
     "supports_head_dim": (c_int, (_N,)),
     "packed_elements": (_N, (_N, _N)),
     "packed_gate_up_elements": (_N, (_N, _N)),
@@ -186,14 +187,21 @@ class Library:
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
+    def check(self, status: int) -> None:
+        """MemoryError if a kernel, called by this thread, returned that it got no scratch memory.
+
+        It says how many bytes were wanted, and what to lower.
+        """
+        if status == _OUT_OF_MEMORY:
+            wanted = self.refused_bytes()
+            raise MemoryError(
+                f"the CPU kernels need {wanted} bytes ({wanted / 2**30:.2f} GiB) of scratch memory "
+                "and there are none: lower prefill_chunk (prefill) or max_batch (decode), or give "
+                "the process more memory"
+            )
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the kernels have no function {name}")
-
-
-def check(status: int) -> None:
-    """MemoryError if a kernel returned that it found no scratch memory."""
-    if status == _OUT_OF_MEMORY:
-        raise MemoryError("CPU kernels: no memory for scratch space; use smaller batches or chunks")
 
 
 def threads() -> int:

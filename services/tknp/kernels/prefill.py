@@ -17,7 +17,7 @@ from tknp.attention.base import AttentionShape, RopeTable
 from tknp.errors import InvalidValue
 from tknp.kernels.decode import check_pages, check_rope, heads_of
 from tknp.kernels.dense import KernelDense
-from tknp.kernels.library import Layers, check, load, threads
+from tknp.kernels.library import Layers, load, threads
 from tknp.model.dense import check_whole
 
 PARTS = 3  # of a layer: project, attend, finish
@@ -46,7 +46,7 @@ class KernelPrefillAttention:
             byref(self.heads), qkv.data_ptr(), start, n, table.data_ptr(), k.data_ptr(),
             v.data_ptr(), out.data_ptr(), threads(),
         )  # fmt: skip
-        check(status)
+        self._library.check(status)
         return out
 
     def table(self, start: int, n: int, block_table: Tensor) -> tuple[Tensor, int]:
@@ -123,7 +123,7 @@ class KernelPrefillLayers:
             status = self._library.chunk(
                 byref(chosen), *sizes, start, n, table.data_ptr(), *pointers, seconds, count
             )
-            check(status)
+            self._library.check(status)
             return tuple(seconds)
 
         return through

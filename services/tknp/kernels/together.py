@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_int64, c_uint64, c_void_p
 
-from tknp.kernels.library import Library, Run, check, threads
+from tknp.kernels.library import Library, Run, threads
 
 _STUCK, _OVER = 2, 3  # csrc/together.h
 
@@ -31,7 +31,7 @@ class LayersCall:
 
     def wait(self) -> None:
         if not self._returned:
-            check(self._library.layers(byref(self.call), threads()))
+            self._library.check(self._library.layers(byref(self.call), threads()))
 
     def done(self) -> bool:
         return self._returned
@@ -41,14 +41,15 @@ class LayersCall:
         """Go on with several, until one is done, or has to wait as its `wait` would return.
 
         Until `called` is set, too; with `once`, until a stage is computed or none is ready. Returns
-        whether anything was computed or is done. MemoryError as of `check`.
+        whether anything was computed or is done. MemoryError as of `Library.check`.
         """
         count = len(calls)
         runs = (c_void_p * count)(*(addressof(each.call) for each in calls))
         states = (c_int64 * count)()
         before = sum(each.call.at for each in calls)
         library = calls[0]._library
-        check(library.layers_together(runs, states, count, byref(called), once, threads()))
+        status = library.layers_together(runs, states, count, byref(called), once, threads())
+        library.check(status)
         moved = sum(each.call.at for each in calls) != before
         for each, state in zip(calls, states, strict=True):
             each._returned = state in (_STUCK, _OVER)

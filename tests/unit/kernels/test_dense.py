@@ -1,5 +1,6 @@
 """KernelDense against TorchDense in float32 on the same weights."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -146,6 +147,26 @@ def test_calls_from_several_threads(random_weights) -> None:
         for _ in range(10):
             actual = list(pool.map(lambda x: dense.mlp(0, x), inputs))
             assert all(map(torch.equal, actual, expected))
+
+
+def test_refused_memory_is_an_error_with_numbers_and_harms_nothing(random_weights) -> None:
+    dense = KernelDense(random_weights(SMALL, torch.bfloat16))
+    x = torch.randn(3, SMALL.hidden_size)
+    attention = torch.randn(3, SMALL.q_width).to(torch.bfloat16)
+    expected = dense.finish(0, x.clone(), attention)
+    columns = dense.shape.mlp_columns
+    dense.shape.mlp_columns = 1 << 50  # three rows need more than any processor addresses
+    untouched = x.clone()
+    with pytest.raises(MemoryError, match=r"lower prefill_chunk .* or max_batch") as refused:
+        dense.finish(0, untouched, attention)
+    wanted = re.search(r"need (\d+) bytes \((.*) GiB\)", str(refused.value))
+    assert wanted is not None
+    least = 3 * 2 * (1 << 50)
+    assert least <= int(wanted[1]) <= 3 * least
+    assert float(wanted[2]) == pytest.approx(int(wanted[1]) / 2**30)
+    assert torch.equal(untouched, x)
+    dense.shape.mlp_columns = columns
+    assert torch.equal(dense.finish(0, x, attention), expected)
 
 
 def test_what_the_kernels_do_not_take(random_weights) -> None:

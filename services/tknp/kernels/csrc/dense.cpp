@@ -1,4 +1,4 @@
-// C interface: packing of weights and the dense operations.
+// C interface: packing of weights, the dense operations, and what memory was refused.
 #include "dense.h"
 
 #include "interface.h"
@@ -19,6 +19,8 @@ void finish_stage(Team team, const Layer& layer, const Shape& shape, float* x,
 }  // namespace tknp
 
 extern "C" {
+int64_t tknp_refused_bytes() { return refused_bytes(); }
+
 int64_t tknp_packed_elements(int64_t rows, int64_t columns) {
   return packed_elements(rows, columns);
 }

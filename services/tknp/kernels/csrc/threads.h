@@ -71,8 +71,14 @@ void parallel(int threads, Body&& body) {
   body(Team{omp_get_thread_num(), omp_get_num_threads(), &meeting});
 }
 
+// There was no memory for `bytes` of scratch space.
+struct NoScratch : std::bad_alloc {
+  explicit NoScratch(size_t wanted) : bytes(wanted) {}
+  const size_t bytes;
+};
+
 // One growing block of memory, carved up afresh by each call. A thread that calls kernels owns one
-// (`scratch()`), so calls from several Python threads never share memory. Throws std::bad_alloc.
+// (`scratch()`), so calls from several Python threads never share memory. Throws NoScratch.
 class Scratch {
  public:
   Scratch() = default;
@@ -100,7 +106,7 @@ class Scratch {
       std::free(data_);
       capacity_ = 0;
       data_ = static_cast<char*>(std::aligned_alloc(4096, round_up(plan.bytes(), 4096)));
-      if (data_ == nullptr) throw std::bad_alloc();
+      if (data_ == nullptr) throw NoScratch(plan.bytes());
       capacity_ = plan.bytes();
     }
     return data_;
