@@ -6,8 +6,8 @@ Latency: a root and an owner exchange the rows of one layer of SmolLM2 and nothi
 of times, as the engine does: compiled lanes move them within a run of layers, whose computing is
 left out here, other wires operation by operation. Of a batch of 32 rows half are the owner's, as in
 a balanced pool of two nodes. Share and bytes come from a pool of two nodes that decodes 8 requests:
-what its ranks spent in exchanges, and sent, against equation (3) of Decode Token Parallelism plus
-handoffs and ids.
+what its ranks spent in exchanges, and sent, headers of messages included, against equation (3) of
+Decode Token Parallelism plus handoffs and ids.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ async def in_step(threads: int, steps: int) -> list[Row]:
     # A token less than asked for comes from a step: prefill draws the first.
     step_s = spent(total, STEP, "_sum", node="0") / steps
     busy = [spent(total, STEP_PART, node=n, part="exchange") / steps for n in ("0", "1")]
-    sent = spent(total, EXCHANGE_BYTES, scope="cross_node") / steps
+    sent = sum(spent(total, EXCHANGE_BYTES, scope=s) for s in ("cross_node", "framing")) / steps
     note(f"  two nodes: steps of {step_s * 1e3:.2f} ms, {decoded.step_s * 1e3:.2f} at the client")
     return [
         Row("two nodes, batch 8: step", step_s * 1e3, "ms"),

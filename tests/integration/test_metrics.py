@@ -260,6 +260,7 @@ def check_rank(pool: Pool, rank: Rank, found: Families, deltas: list[Delta]) -> 
         "collective": sum(
             op.operand_bytes for program in programs for op in program if op.kind is Kind.ALL_REDUCE
         ),
+        "framing": 0,  # ranks are threads
     }
     assert by_label(found, "tknp_exchange_bytes", "scope") == exchanged
     assert all(exchanged[scope] for scope in ("cross_node", "collective"))

@@ -21,7 +21,7 @@ from tknp.kernels.library import Part
 from tknp.kernels.mailbox import NativeLane
 from tknp.layout.program import Op, Transfer
 from tknp.transport.base import Transport, Work
-from tknp.transport.ring import code_of
+from tknp.transport.ring import code_of, framing_bytes
 from tknp.transport.shared_memory import SharedMemoryTransport
 
 MOVES = ("qkv", "attention")
@@ -56,7 +56,7 @@ class Messages:
         self._mailbox = mailbox
         self._tensors: list[Tensor] = []
         self._received: list[bool] = []
-        self._node_local = self._cross_node = 0
+        self._node_local = self._cross_node = self._framing = 0
         self.ends: list[int] = []
         parts: list[Part] = []
         for op in ops:
@@ -77,8 +77,9 @@ class Messages:
 
     def count(self, layers: int) -> None:
         """Count what was sent in `layers` layers."""
-        if self._mailbox is not None and self._node_local + self._cross_node:
-            self._mailbox.transport.count(layers * self._node_local, layers * self._cross_node)
+        if self._mailbox is not None and self._framing:
+            sent = self._node_local, self._cross_node, self._framing
+            self._mailbox.transport.count(*(layers * nbytes for nbytes in sent))
 
     def rest(self) -> list[Work]:
         """What has begun and is not through: what is received, then what is sent.
@@ -109,10 +110,12 @@ class Messages:
         peer = transfer.dst if sends else transfer.src
         self._tensors.append(tensor)
         self._received.append(not sends)
-        if sends and transfer.src.node == transfer.dst.node:
-            self._node_local += tensor.nbytes
-        elif sends:
-            self._cross_node += tensor.nbytes
+        if sends:
+            self._framing += framing_bytes(tensor.nbytes)
+            if transfer.src.node == transfer.dst.node:
+                self._node_local += tensor.nbytes
+            else:
+                self._cross_node += tensor.nbytes
         end = mailbox.lane.end(peer, sends=sends)
         code = code_of(torch.bfloat16)
         return Part(end, tensor.data_ptr(), tensor.nbytes, code, tensor.nbytes)

@@ -170,8 +170,9 @@ STEP_PART = Metric(
 )  # fmt: skip
 EXCHANGE_BYTES = Metric(
     "tknp_exchange_bytes_total", "counter",
-    "Payload that a rank has sent on the data plane: to other nodes (cross_node), inside its node "
-    "(node_local), and into collectives, a tensor once a call (collective).",
+    "What a rank has sent on the data plane. Payload: to other nodes (cross_node), inside its node "
+    "(node_local), and into collectives, a tensor once a call (collective). Besides, of messages "
+    "through shared memory: a header of 64 bytes each, and padding to multiples of it (framing).",
     RANK, ("node", "rank", "scope"),
 )  # fmt: skip
 WEIGHT_BYTES = Metric(

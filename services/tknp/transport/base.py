@@ -40,16 +40,18 @@ Scope = Literal["node", "pool"]
 
 @dataclass
 class Traffic:
-    """Payload bytes that one rank has sent since it connected.
+    """Bytes that one rank has sent since it connected: payload, and what messages take besides.
 
     `node_local` and `cross_node` count `post`, message by message. `collective` counts what the
     rank entered collectives with (its tensor, once a call; nothing where it only receives), which
-    unlike wire bytes doesn't depend on the algorithm.
+    unlike wire bytes doesn't depend on the algorithm. `framing` counts what shared memory adds to
+    all of these messages, see `tknp.transport.ring`; what other transports add isn't known here.
     """
 
     node_local: int = 0
     cross_node: int = 0
     collective: int = 0
+    framing: int = 0
 
 
 class Work(Protocol):

@@ -97,11 +97,12 @@ class PointToPointTransport(ABC):
             self.count(node_local, sum(t.nbytes for _, t in outgoing) - node_local)
         return work
 
-    def count(self, node_local: int, cross_node: int) -> None:
+    def count(self, node_local: int, cross_node: int, framing: int = 0) -> None:
         """Add to `sent_bytes`."""
         with self._count_lock:
             self.sent_bytes.node_local += node_local
             self.sent_bytes.cross_node += cross_node
+            self.sent_bytes.framing += framing
 
     def all_reduce(self, tensor: Tensor, *, stream: int, scope: Scope = "node") -> Work:
         ranks = self._scopes[scope]

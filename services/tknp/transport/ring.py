@@ -5,7 +5,8 @@
 
 `head` and `tail` count bytes since the start and only grow; head - tail bytes are in flight. Every
 message begins on a 64-byte line with its sequence number, size and dtype. A message larger than
-the room left is moved piece by piece, as the reader makes room.
+the room left is moved piece by piece, as the reader makes room. The header is below 1% of messages
+beyond 6,400 bytes, four rows of a small model.
 
 This is the Python end; `kernels/csrc/mailbox.cpp` is the compiled one, and either may be at the
 other side.
@@ -36,6 +37,11 @@ _DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 )  # fmt: skip
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+
+def framing_bytes(nbytes: int) -> int:
+    """What a message of `nbytes` takes of its ring besides them."""
+    return LINE + -nbytes % LINE
 
 
 def code_of(dtype: torch.dtype) -> int:

@@ -27,7 +27,7 @@ from tknp.layout.rank import Rank
 from tknp.transport.base import Message, Transport, Work
 from tknp.transport.lane import Lane, LaneFactory, PythonLane, Wire
 from tknp.transport.point_to_point import DONE, PointToPointTransport, check_rank, describe
-from tknp.transport.ring import LINE, PREFIX_BYTES
+from tknp.transport.ring import LINE, PREFIX_BYTES, framing_bytes
 from tknp.transport.segment import HEADER_BYTES, Segment, sweep
 
 _MEET_S = 0.001  # between two looks for peers while connecting
@@ -159,7 +159,7 @@ class SharedMemoryTransport(PointToPointTransport):
     def post(self, sends: Sequence[Message], recvs: Sequence[Message], *, stream: int) -> Work:
         # A layer takes two of these: what is usual passes with one look, the base class has the
         # rest and the errors.
-        node_local = cross_node = 0
+        node_local = cross_node = framing = 0
         for peer, tensor in sends:
             nbytes = tensor.nbytes
             if peer not in self._peers or not tensor.is_contiguous() or not nbytes:
@@ -168,12 +168,13 @@ class SharedMemoryTransport(PointToPointTransport):
                 node_local += nbytes
             else:
                 cross_node += nbytes
+            framing += framing_bytes(nbytes)
         for peer, tensor in recvs:
             if peer not in self._peers or not tensor.is_contiguous() or not tensor.numel():
                 return super().post(sends, recvs, stream=stream)
-        work = self._start(sends, recvs, stream, "exchange")
+        work = self._exchange(sends, recvs, stream, "exchange")
         if sends:
-            self.count(node_local, cross_node)
+            self.count(node_local, cross_node, framing)
         return work
 
     def lane(self, stream: int) -> Lane:
@@ -192,6 +193,14 @@ class SharedMemoryTransport(PointToPointTransport):
         return _Exchange(self, self._lanes[stream], first, stop, stream, operation)
 
     def _start(
+        self, sends: Sequence[Message], recvs: Sequence[Message], stream: int, operation: str
+    ) -> Work:
+        work = self._exchange(sends, recvs, stream, operation)
+        if sends:
+            self.count(0, 0, sum(framing_bytes(tensor.nbytes) for _, tensor in sends))
+        return work
+
+    def _exchange(
         self, sends: Sequence[Message], recvs: Sequence[Message], stream: int, operation: str
     ) -> Work:
         if self.broken is not None:

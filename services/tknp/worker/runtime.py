@@ -131,7 +131,7 @@ class DecodeRuntime:
 
     @property
     def sent_bytes(self) -> Traffic:
-        """Payload sent on the data plane so far."""
+        """What was sent on the data plane so far."""
         return self._transport.sent_bytes if self._transport is not None else Traffic()
 
     def fail(self, reason: str) -> None:

@@ -91,8 +91,8 @@ def _exchange() -> list[object]:
     sent = "tknp_exchange_bytes_total"
     tokens = f"sum({rate('tknp_generation_tokens_total')})"
     return [
-        lines("Sent", "binBps", "Payload on the data plane, all ranks. Between nodes, inside "
-              "nodes, and into collectives, a tensor once a call.",
+        lines("Sent", "binBps", "On the data plane, all ranks. Payload between nodes, inside "
+              "nodes, and into collectives, a tensor once a call; framing of messages.",
               (f"sum by (scope) ({rate(sent)})", "{{scope}}")),
         lines("Sent between nodes", "binBps", "By the node that sends.",
               (f"sum by (node) ({rate(sent, _NODE, scope='cross_node')})", "node {{node}}")),
