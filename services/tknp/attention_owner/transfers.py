@@ -52,7 +52,6 @@ class Transfers:
         self._siblings = siblings
         self._clock = clock
         self._writers = writers or Writers()
-        self._by_value: set[str] = set()  # writers all of whose KV comes through this service
         self._closed: set[tuple[Key, str]] = set()  # quarantined, and no window is open
 
     async def begin(self, request: TransferRequest, books: PagePool | None) -> bool:
@@ -71,10 +70,7 @@ class Transfers:
         answers = await self._tell([s.Begin for s in self._siblings], request)
         mine = runtime.receiver is not None and runtime.receiver.kind == "nixl"
         one_sided = request.one_sided and (mine or any(a.one_sided for a in answers))
-        if one_sided:
-            self._by_value.discard(writer)
-        else:
-            self._by_value.add(writer)
+        self._writers.note(writer, one_sided=one_sided)
         return one_sided
 
     async def complete(self, request: TransferRequest, books: PagePool | None) -> None:
@@ -119,6 +115,8 @@ class Transfers:
             log.warning(
                 "writer %s is dead: pages of %s are free", writer, ", ".join(map(str, keys))
             )
+        held = (*books.holdings(), *books.quarantined())
+        self._writers.forget({holding.writer for holding in held if holding.writer})
 
     async def _close(self, holding: Holding, books: PagePool) -> None:
         """Refuse what still comes by gRPC; if that is all there can be, the pages are free."""
@@ -132,10 +130,10 @@ class Transfers:
         except TknpError as error:
             log.warning("pages of %s stay quarantined: %s", key, error)
             return
-        if writer in self._by_value:
-            books.abort(key, writer)
-        else:
+        if self._writers.one_sided(writer):
             self._closed.add((key, writer))
+        else:
+            books.abort(key, writer)
 
     async def _tell(
         self, calls: Sequence[_Call], request: TransferRequest

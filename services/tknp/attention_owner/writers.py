@@ -11,6 +11,10 @@ was stopped, or a network that was cut, may come back with its writes. What does
 
 An address that another writer has begun from counts as refusing: only one process can listen there.
 Looks are counted, not timed, so that an owner that was stopped itself doesn't skip any.
+
+Every prefill process that starts is another writer. Those with nothing in flight are forgotten, but
+for the latest: they save the look when they begin again, and a Begin that comes late from a process
+that has ended isn't taken for that of its successor.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from enum import Enum
 
 log = logging.getLogger(__name__)
 LOOKS = 3
+KEPT = 256  # writers with nothing in flight
 _CONNECT_S = 1.0
 
 
@@ -59,7 +64,10 @@ class _Process:
 
 @dataclass
 class _Writer:
+    """`one_sided`: it may write without this service's doing."""
+
     processes: dict[str, _Process] = field(default_factory=dict)
+    one_sided: bool = True
 
 
 class Writers:
@@ -67,18 +75,20 @@ class Writers:
 
     def __init__(self, contact: Callable[[str], Awaitable[Contact]] = contact) -> None:
         self._contact = contact
-        self._writers: dict[str, _Writer] = {}
+        self._writers: dict[str, _Writer] = {}  # in the order in which they began last
 
     async def learn(self, writer: str, addresses: Sequence[str]) -> None:
         """`writer` is about to write for the first time, or again."""
         if writer in self._writers:
+            self._writers[writer] = self._writers.pop(writer)
             return
         for former in self._writers.values():
             for address in former.processes.keys() & set(addresses):
                 former.processes[address].replaced = True
-        self._writers[writer] = _Writer({address: _Process() for address in addresses})
-        await self._look(writer)
-        unreached = [a for a, p in self._writers[writer].processes.items() if not p.reached]
+        processes = {address: _Process() for address in addresses}
+        self._writers[writer] = _Writer(processes)
+        await self._look(processes)
+        unreached = [a for a, p in processes.items() if not p.reached]
         if unreached or not addresses:
             log.warning(
                 "writer %s can't be reached at %s: if it goes silent while it writes, its pages "
@@ -87,17 +97,31 @@ class Writers:
                 ", ".join(unreached) or "any address",
             )
 
+    def note(self, writer: str, *, one_sided: bool) -> None:
+        """How `writer` has been let write, this time."""
+        if writer in self._writers:
+            self._writers[writer].one_sided = one_sided
+
+    def one_sided(self, writer: str) -> bool:
+        """Whether `writer` may write by itself; true of those that nothing is known of."""
+        return writer not in self._writers or self._writers[writer].one_sided
+
+    def forget(self, writing: Collection[str]) -> None:
+        """Forget all that aren't in `writing`, but for the `KEPT` that began last."""
+        idle = [writer for writer in self._writers if writer not in writing]
+        for writer in idle[:-KEPT]:
+            del self._writers[writer]
+
     async def dead(self, suspects: Collection[str]) -> list[str]:
         """Take a look at each of `suspects`; return those that are dead for certain."""
         known = [writer for writer in suspects if writer in self._writers]
-        await asyncio.gather(*map(self._look, known))
+        await asyncio.gather(*(self._look(self._writers[writer].processes) for writer in known))
         gone = [writer for writer in known if self._is_dead(writer)]
         for writer in gone:
             del self._writers[writer]
         return gone
 
-    async def _look(self, writer: str) -> None:
-        processes = self._writers[writer].processes
+    async def _look(self, processes: dict[str, _Process]) -> None:
         await asyncio.gather(*(self._ask(a, p) for a, p in processes.items()))
 
     async def _ask(self, address: str, process: _Process) -> None:

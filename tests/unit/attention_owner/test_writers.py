@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tknp.attention_owner.writers import LOOKS, Contact, Writers, contact
+from tknp.attention_owner.writers import KEPT, LOOKS, Contact, Writers, contact
 
 
 class Network:
@@ -79,6 +79,36 @@ async def test_a_successor_at_the_same_address_shows_that_its_predecessor_has_go
     await writers.learn("successor", ["a"])
     assert await looks(writers, LOOKS) == ["w"]
     assert await writers.dead(["successor"]) == []
+
+
+async def test_writers_with_nothing_in_flight_are_forgotten_but_for_the_latest() -> None:
+    asked: list[str] = []
+
+    async def network(address: str) -> Contact:
+        asked.append(address)
+        return Contact.ACCEPTED
+
+    writers = Writers(network)
+    for number in range(3 * KEPT):
+        name = f"w{number}"
+        await writers.learn(name, [name])
+        writers.note(name, one_sided=False)
+        writers.forget({"w0"})  # that one is writing
+    known = [f"w{n}" for n in range(3 * KEPT) if not writers.one_sided(f"w{n}")]
+    assert known == ["w0", *(f"w{n}" for n in range(2 * KEPT, 3 * KEPT))]
+    assert len(asked) == 3 * KEPT
+    await writers.learn("w1", ["w1"])
+    assert asked[-1] == "w1"
+
+
+async def test_a_writer_that_begins_again_is_among_the_latest() -> None:
+    writers = Writers(Network(again=Contact.ACCEPTED, other=Contact.ACCEPTED))
+    for name in ("again", *(f"w{number}" for number in range(KEPT - 1)), "again", "last"):
+        await writers.learn(name, ["again" if name == "again" else "other"])
+        writers.note(name, one_sided=False)
+        writers.forget(())
+    assert not writers.one_sided("again")
+    assert writers.one_sided("w0")
 
 
 async def test_contact_with_real_sockets() -> None:
