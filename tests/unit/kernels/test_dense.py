@@ -82,8 +82,8 @@ def test_a_row_does_not_depend_on_its_batch_or_the_threads(config, random_weight
             assert torch.equal(part, all_rows[cut])
 
 
-def test_rows_beyond_a_chunk_and_inner_sizes_beyond_a_piece(random_weights) -> None:
-    # Chunks on AVX2: 320 KiB below 48 rows (csrc/gemm.h); 192 rows, 768 of k else (csrc/wide.h).
+def test_rows_beyond_a_chunk(random_weights) -> None:
+    # Chunks on AVX2 have 320 KiB (csrc/gemm.h): here 96 rows, or 30 of the widest.
     config = ModelConfig(50, 802, 2400, 1, 3, 1, 16, 512)
     dense = KernelDense(random_weights(config, torch.bfloat16))
     x = torch.randn(200, config.hidden_size)

@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-#include "wide.h"
+#include "gemm.h"
 
 namespace tknp {
 // Mirrored by ctypes in library.py. Norms are float, matrices packed (gemm.h).
@@ -85,8 +85,8 @@ inline void widen_rows(Team team, const bf16* x, int64_t rows, int64_t n, Act* o
 template <class Epilogue>
 inline void linear(Team team, const Act* a, int64_t rows, int64_t k, const bf16* packed, int64_t n,
                    Epilogue&& epilogue) {
-  multiply_many(a, act_stride(k), rows, packed, ceil_div(k, 2), team.share(ceil_div(n, kPanel)),
-                epilogue);
+  multiply(a, act_stride(k), rows, packed, ceil_div(k, 2), team.share(ceil_div(n, kPanel)),
+           epilogue);
 }
 
 inline void gate_up(Team team, const Layer& layer, const Shape& shape, const Act* normed,

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "threads.h"
 
@@ -26,6 +27,11 @@ inline int64_t packed_elements(int64_t rows, int64_t columns) {
   return round_up(rows, kPanel) * round_up(columns, 2);
 }
 
+// Of the element at `k` of a column, from the start of its panel.
+inline int64_t packed_index(int64_t k, int64_t column) {
+  return (k / 2 * kPanel + column) * 2 + k % 2;
+}
+
 // Pack rows `source(i)` of `weights` [*, columns] as packed row i; negative means a row of zeros.
 template <class Source>
 inline void pack_panel(const bf16* weights, int64_t columns, int64_t panel, Source&& source,
@@ -36,7 +42,7 @@ inline void pack_panel(const bf16* weights, int64_t columns, int64_t panel, Sour
     const int64_t row = source(panel * kPanel + i);
     for (int64_t k = 0; k < 2 * pairs; ++k) {
       const bool inside = row >= 0 && k < columns;
-      out[(k / 2 * kPanel + i) * 2 + k % 2] = inside ? weights[row * columns + k] : bf16{0};
+      out[packed_index(k, i)] = inside ? weights[row * columns + k] : bf16{0};
     }
   }
 }
@@ -45,17 +51,26 @@ inline void pack_panel(const bf16* weights, int64_t columns, int64_t panel, Sour
 // cache sets where K is a power of two.
 inline int64_t act_stride(int64_t k) { return round_up(k, kLanes) + 16; }
 
-template <int S, int Rows, int Panels>
-inline void multiply_step(const Act* a, int64_t stride, const bf16* w, int64_t panel_stride,
-                          Float (&acc)[Rows][Panels][2]) {
+// One step of one pair of k: each row of activations times Panels panels, `panel_stride` apart.
+template <int S, int Rows, int Panels, int... R>
+[[gnu::always_inline]] inline void multiply_step(const ActRows& a, const bf16* w,
+                                                 int64_t panel_stride, Mask mask,
+                                                 Float (&acc)[Rows][Panels][2],
+                                                 std::integer_sequence<int, R...>) {
   Operand b[Panels][2];
   for (int p = 0; p < Panels; ++p)
-    for (int v = 0; v < 2; ++v) b[p][v] = operand<S>(w + p * panel_stride + v * kPair);
+    for (int v = 0; v < 2; ++v) b[p][v] = operand<S>(w + p * panel_stride + v * kPair, mask);
+  if constexpr (Panels == 1) {
+    (multiply_row<R, S>(acc[R][0][0], acc[R][0][1], b[0][0], b[0][1], a), ...);
+  } else {
 #pragma GCC unroll 16
-  for (int r = 0; r < Rows; ++r) {
-    const Operand x = broadcast<S>(a + r * stride);
-    for (int p = 0; p < Panels; ++p)
-      for (int v = 0; v < 2; ++v) acc[r][p][v] = multiply_add(acc[r][p][v], b[p][v], x);
+    for (int r = 0; r < Rows; ++r) {
+      const Operand x = broadcast<S>(a.row(r));
+#pragma GCC unroll 2
+      for (int p = 0; p < Panels; ++p)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) acc[r][p][v] = multiply_add(acc[r][p][v], b[p][v], x);
+    }
   }
 }
 
@@ -74,24 +89,39 @@ struct Ahead {
   }
 };
 
-// Rows x (Panels * kPanel) results; epilogue(row, panel, low, high) for each row of each panel.
+// acc += Rows of activations times Panels panels; `next` is called for each pair of k.
+template <int Rows, int Panels, class Next>
+[[gnu::always_inline]] inline void multiply_tile(const Act* a, int64_t stride, const bf16* w,
+                                                 int64_t pairs, Float (&acc)[Rows][Panels][2],
+                                                 Next&& next) {
+  constexpr auto each = std::make_integer_sequence<int, Rows>{};
+  const int64_t panel_stride = pairs * 2 * kPanel;
+  const Mask mask = odd_mask();
+  ActRows rows(a, stride);
+  for (const bf16* stop = w + panel_stride; w != stop; w += 2 * kPanel, rows.at += 2) {
+    next();
+    multiply_step<0>(rows, w, panel_stride, mask, acc, each);
+    if constexpr (kSteps == 2) multiply_step<1>(rows, w, panel_stride, mask, acc, each);
+  }
+}
+
+// Rows x (Panels * kPanel) results; epilogue(row, panel, low, high) for each row of each panel. A
+// function of its own: inlined, GCC keeps some of the sums in memory.
 template <int Rows, int Panels, class Epilogue>
-inline void tile(const Act* a, int64_t stride, const bf16* w, int64_t pairs, Ahead ahead,
-                 Epilogue&& epilogue) {
+[[gnu::noinline]] void tile(const Act* a, int64_t stride, const bf16* w, int64_t pairs, Ahead ahead,
+                            Epilogue&& epilogue) {
   Float acc[Rows][Panels][2];
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
     for (int p = 0; p < Panels; ++p) acc[r][p][0] = acc[r][p][1] = fill(0.0f);
-  const int64_t panel_stride = pairs * 2 * kPanel;
-  for (int64_t k = 0; k < pairs; ++k) {
-    const bf16* row = w + k * 2 * kPanel;
-    for (int p = 0; p < Panels; ++p)
-      prefetch(ahead.from + p * pairs * kPairBytes + k * ahead.step, kPairBytes);
-    multiply_step<0>(a + 2 * k, stride, row, panel_stride, acc);
-    if constexpr (kSteps == 2) multiply_step<1>(a + 2 * k, stride, row, panel_stride, acc);
-  }
+  multiply_tile(a, stride, w, pairs, acc, [&] {
+    for (int p = 0; p < Panels; ++p) prefetch(ahead.from + p * pairs * kPairBytes, kPairBytes);
+    ahead.from += ahead.step;
+  });
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
     for (int p = 0; p < Panels; ++p) epilogue(r, p, acc[r][p][0], acc[r][p][1]);
 }
 

@@ -13,8 +13,8 @@
 #include <atomic>
 #include <cmath>
 
+#include "product.h"
 #include "rope.h"
-#include "wide.h"
 
 namespace tknp {
 inline constexpr int kTileKeys = 64;
@@ -40,18 +40,18 @@ struct Chunk {
 };
 
 // Keys (one column of S a token) and values (one pair of k two tokens) of one tile and head.
-inline void pack_tile(const Chunk& c, int64_t first, int64_t head, Wide* keys, Wide* values) {
+inline void pack_tile(const Chunk& c, int64_t first, int64_t head, bf16* keys, bf16* values) {
   const int64_t dh = c.heads.head_dim, stride = c.value_stride();
   for (int64_t t = 0; t < kTileKeys; ++t) {
     const bool inside = first + t < c.total();
     const int64_t at = inside ? c.heads.offset(c.table, first + t, head) : 0;
-    Wide* key = keys + t / kPanel * dh * kPanel;
+    bf16* key = keys + t / kPanel * dh * kPanel;
     for (int64_t d = 0; d < dh; ++d)
-      key[wide_index(d, t % kPanel)] = inside ? to_wide(c.k[at + d]) : Wide{0};
+      key[packed_index(d, t % kPanel)] = inside ? c.k[at + d] : bf16{0};
     for (int64_t panel = 0; panel < stride; panel += kPanel) {
-      Wide* value = values + panel * kTileKeys;
+      bf16* value = values + panel * kTileKeys;
       for (int64_t d = panel; d < panel + kPanel; ++d)
-        value[wide_index(t, d - panel)] = inside && d < dh ? to_wide(c.v[at + d]) : Wide{0};
+        value[packed_index(t, d - panel)] = inside && d < dh ? c.v[at + d] : bf16{0};
     }
   }
 }
@@ -99,7 +99,7 @@ inline void softmax_row(float* scores, int64_t visible, float scale, Act* weight
 
 // Queries [first, first + count) of the chunk, all heads of one group, over one span of context.
 inline void attend_span(const Chunk& c, int64_t first, int64_t count, int64_t head, int64_t span,
-                        const Wide* keys, const Wide* values, const ItemState& state,
+                        const bf16* keys, const bf16* values, const ItemState& state,
                         const Workspace& work) {
   const int64_t group = c.heads.group(), dh = c.heads.head_dim, rows = count * group;
   const int64_t stride = c.value_stride(), q_stride = act_stride(dh);
@@ -120,7 +120,7 @@ inline void attend_span(const Chunk& c, int64_t first, int64_t count, int64_t he
     const int64_t at = span + tile * kTileKeys;
     if (at > last) break;
     const int64_t panels = ceil_div(std::min<int64_t>(last + 1 - at, kTileKeys), kPanel);
-    multiply_wide<true>(work.queries, q_stride, rows, keys + tile * c.packed_keys(), dh / 2, panels,
+    add_product<true>(work.queries, q_stride, rows, keys + tile * c.packed_keys(), dh / 2, panels,
                         work.scores, kTileKeys);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t seen = c.start + first + r / group - at + 1;
@@ -128,7 +128,7 @@ inline void attend_span(const Chunk& c, int64_t first, int64_t count, int64_t he
                   work.weights + r * p_stride, state.sums + r * stride, stride, state.highest[r],
                   state.total[r]);
     }
-    multiply_wide<false>(work.weights, p_stride, rows, values + tile * c.packed_values(),
+    add_product<false>(work.weights, p_stride, rows, values + tile * c.packed_values(),
                          kTileKeys / 2, stride / kPanel, state.sums, stride);
   }
   if (last >= span + kSpan) return;
@@ -147,8 +147,8 @@ inline void prefill(const Chunk& c, int threads) {
   const int64_t q_elements = rows * act_stride(c.heads.head_dim);
   const int64_t p_elements = rows * act_stride(kTileKeys);
   Scratch::Plan plan;
-  const size_t keys_at = plan.add<Wide>(kv_heads * span_tiles * c.packed_keys());
-  const size_t values_at = plan.add<Wide>(kv_heads * span_tiles * c.packed_values());
+  const size_t keys_at = plan.add<bf16>(kv_heads * span_tiles * c.packed_keys());
+  const size_t values_at = plan.add<bf16>(kv_heads * span_tiles * c.packed_values());
   const size_t sums_at = plan.add<float>(items * rows * c.value_stride());
   const size_t highest_at = plan.add<float>(items * rows);
   const size_t total_at = plan.add<float>(items * rows);
@@ -156,8 +156,8 @@ inline void prefill(const Chunk& c, int threads) {
   const size_t scores_at = plan.add<float>(threads * rows * kTileKeys);
   const size_t weights_at = plan.add<Act>(threads * p_elements);
   char* memory = scratch().reserve(plan);
-  Wide* keys = reinterpret_cast<Wide*>(memory + keys_at);
-  Wide* values = reinterpret_cast<Wide*>(memory + values_at);
+  bf16* keys = reinterpret_cast<bf16*>(memory + keys_at);
+  bf16* values = reinterpret_cast<bf16*>(memory + values_at);
   std::atomic<int64_t> next{0};
 
   parallel(threads, [&](Team team) {

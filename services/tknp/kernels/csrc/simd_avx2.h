@@ -76,8 +76,49 @@ inline Float sum_each(const Float* x) {
   return add(_mm256_blend_ps(a, b, 0xaa), swapped);
 }
 
+// Rows of activations, `stride` elements apart, as `multiply_row` addresses them.
+struct ActRows {
+  const Act* at;
+  int64_t one, three, five;  // bytes
+
+  ActRows(const Act* a, int64_t stride)
+      : at(a), one(4 * stride), three(12 * stride), five(20 * stride) {}
+  const Act* row(int64_t r) const { return at + r * (one / 4); }
+};
+
+// sums += `low` and `high` times element S of the pair at row R.
+//
+// In assembler for three reasons. The sums stay where they are: GCC otherwise lets a sum replace an
+// operand and, with all 16 registers in use, spills. The broadcast comes no sooner than its row, as
+// no register is free for it. And addresses take no instruction of their own: a core shared with
+// another hardware thread can multiply twice as much as it can decode.
+template <int R, int S>
+[[gnu::always_inline]] inline void multiply_row(Float& low_sum, Float& high_sum, Operand low,
+                                                Operand high, const ActRows& rows) {
+  static_assert(R < kTileRows);
+  Float a = low_sum, b = high_sum;
+#define TKNP_ROW(address)                                                              \
+  asm("vbroadcastss %c[at]" address ", %%ymm15\n\t"                                    \
+      "vfmadd231ps %%ymm15, %[low], %[a]\n\t"                                          \
+      "vfmadd231ps %%ymm15, %[high], %[b]"                                             \
+      : [a] "+x"(a), [b] "+x"(b)                                                       \
+      : [low] "x"(low), [high] "x"(high), [row] "r"(rows.at), [at] "i"(4 * S),         \
+        [one] "r"(rows.one), [three] "r"(rows.three), [five] "r"(rows.five),           \
+        "m"(*reinterpret_cast<const float(*)[]>(rows.at))                              \
+      : "xmm15")
+  if constexpr (R == 0) TKNP_ROW("(%[row])");
+  if constexpr (R == 1) TKNP_ROW("(%[row],%[one])");
+  if constexpr (R == 2) TKNP_ROW("(%[row],%[one],2)");
+  if constexpr (R == 3) TKNP_ROW("(%[row],%[three])");
+  if constexpr (R == 4) TKNP_ROW("(%[row],%[one],4)");
+  if constexpr (R == 5) TKNP_ROW("(%[row],%[five])");
+#undef TKNP_ROW
+  low_sum = a;
+  high_sum = b;
+}
+
 inline Float even(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
-// Two shifts rather than a mask, which would take a register that the tiles need.
+// Two shifts rather than a mask, which would take a register that attention needs.
 inline Float odd(__m256i pairs) { return even(_mm256_srli_epi32(pairs, 16)); }
 
 // Step S of kLanes pairs in memory. Half: only the first kLanes elements exist, the rest are zero
@@ -87,6 +128,20 @@ inline Operand operand(const bf16* p) {
   static_assert(!Half);
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return S == 0 ? even(pairs) : odd(pairs);
+}
+// The same with a mask that stays in a register: odd elements take one instruction.
+using Mask = __m256i;
+inline Mask odd_mask() {
+  Mask mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  asm("" : "+x"(mask));  // or GCC loads it again for each use
+  return mask;
+}
+template <int S>
+inline Operand operand(const bf16* p, Mask mask) {
+  if constexpr (S == 0) return operand<0>(p);
+  Operand odd;
+  asm("vpand %2, %1, %0" : "=x"(odd) : "x"(mask), "m"(*reinterpret_cast<const __m256i_u*>(p)));
+  return odd;
 }
 // Step S of one pair of activations, in every lane.
 template <int S>

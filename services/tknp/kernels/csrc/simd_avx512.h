@@ -79,6 +79,29 @@ inline Operand broadcast(const Act* pair) {
   std::memcpy(&bits, pair, sizeof bits);
   return (Operand)_mm512_set1_epi32(bits);
 }
+// What one instruction gives anyway.
+struct Mask {};
+inline Mask odd_mask() { return {}; }
+template <int S>
+inline Operand operand(const bf16* p, Mask) {
+  return operand<S>(p);
+}
+// Rows of activations, `stride` elements apart.
+struct ActRows {
+  const Act* at;
+  int64_t stride;
+
+  ActRows(const Act* a, int64_t row_stride) : at(a), stride(row_stride) {}
+  const Act* row(int64_t r) const { return at + r * stride; }
+};
+// sums += `low` and `high` times the pair at row R.
+template <int R, int S>
+inline void multiply_row(Float& low_sum, Float& high_sum, Operand low, Operand high,
+                         const ActRows& rows) {
+  const Operand x = broadcast<S>(rows.row(R));
+  low_sum = _mm512_dpbf16_ps(low_sum, low, x);
+  high_sum = _mm512_dpbf16_ps(high_sum, high, x);
+}
 // A query is stored so that step S of a kPair slice is one load: element d at `query_index(d)`.
 template <int S>
 inline Operand query(const Act* slice) {
