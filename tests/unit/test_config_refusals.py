@@ -12,13 +12,6 @@ import pytest
 from tknp.config import pool_from, read_pool
 from tknp.errors import InvalidValue
 
-MINIMAL: dict[str, Any] = {
-    "model": "some/model",
-    "coordinator": "127.0.0.1:7000",
-    "data_plane": "127.0.0.1:7001",
-    "nodes": [{"addresses": ["127.0.0.1:7100"]}, {"addresses": ["127.0.0.1:7200"]}],
-    "prefill": [{"addresses": ["127.0.0.1:7300"]}],
-}
 SECURE = {
     "tls_cert": "c.pem",
     "tls_key": "k.pem",
@@ -114,9 +107,9 @@ def _node(**changes: object) -> dict[str, object]:
     ids=lambda value: str(value)[:40],
 )
 def test_refusal_names_field_and_remedy(
-    changes: dict[str, object], field: str, remedy: str
+    minimal: dict[str, Any], changes: dict[str, object], field: str, remedy: str
 ) -> None:
-    error = _refusal({**MINIMAL, **changes})
+    error = _refusal({**minimal, **changes})
     assert error.field == field
     assert remedy in error.remedy
     assert str(error).startswith(f"{field}=")
@@ -143,13 +136,13 @@ OPEN, CLEAR = "would be open to anybody", "would travel in clear text"
     ],
 )  # fmt: skip
 def test_a_port_that_others_reach_needs_a_token_and_tls(
-    changes: dict[str, object], field: str, remedy: str
+    minimal: dict[str, Any], changes: dict[str, object], field: str, remedy: str
 ) -> None:
-    error = _refusal({**MINIMAL, **changes})
+    error = _refusal({**minimal, **changes})
     assert error.field == field
     assert remedy in error.remedy
     assert "insecure: true" in error.remedy
-    assert pool_from({**MINIMAL, **changes, "insecure": True}).insecure
+    assert pool_from({**minimal, **changes, "insecure": True}).insecure
 
 
 @pytest.mark.parametrize(
@@ -165,28 +158,43 @@ def test_a_port_that_others_reach_needs_a_token_and_tls(
         {"nodes": [_node(addresses=["10.0.0.1:80"])], **SECURE},
     ],
 )
-def test_loopback_is_open_and_what_is_secured_may_be_anywhere(changes: dict[str, object]) -> None:
-    pool_from({**MINIMAL, **changes})
+def test_loopback_is_open_and_what_is_secured_may_be_anywhere(
+    minimal: dict[str, Any], changes: dict[str, object]
+) -> None:
+    pool_from({**minimal, **changes})
 
 
-def test_unequal_tp_is_refused() -> None:
+def test_unequal_tp_is_refused(minimal: dict[str, Any]) -> None:
     nodes = [{"addresses": ["a:1", "a:2"]}, {"addresses": ["b:1"]}]
-    error = _refusal({**MINIMAL, "nodes": nodes})
+    error = _refusal({**minimal, "nodes": nodes})
     assert error.field == "nodes[1].addresses"
     assert error.value == ["b:1"]
     assert error.remedy == "T is one number a pool: give 2 as nodes[0] does"
 
 
 @pytest.mark.parametrize("name", ["model", "coordinator", "data_plane"])
-def test_required_setting_is_named(name: str) -> None:
-    error = _refusal({key: value for key, value in MINIMAL.items() if key != name})
+def test_required_setting_is_named(minimal: dict[str, Any], name: str) -> None:
+    error = _refusal({key: value for key, value in minimal.items() if key != name})
     assert (error.field, error.remedy) == (name, "is required")
 
 
 @pytest.mark.parametrize("list_name", ["nodes", "prefill"])
-def test_required_addresses_are_named(list_name: str) -> None:
-    error = _refusal({**MINIMAL, list_name: [{}]})
+def test_required_addresses_are_named(minimal: dict[str, Any], list_name: str) -> None:
+    error = _refusal({**minimal, list_name: [{}]})
     assert (error.field, error.remedy) == (f"{list_name}[0].addresses", "is required")
+
+
+def test_metrics_beyond_loopback_take_tls_or_insecure(minimal: dict[str, Any]) -> None:
+    node = {"addresses": ["127.0.0.1:2"], "metrics_addresses": ["10.0.0.1:3"]}
+    given = {**minimal, "nodes": [node]}
+    assert _refusal(given).field == "nodes[0].metrics_addresses"
+    tls = {"tls_cert": "cert.pem", "tls_key": "key.pem", "tls_ca": "ca.pem"}
+    assert pool_from({**given, **tls}).tls_files == ("cert.pem", "key.pem", "ca.pem")
+    pool = pool_from({**given, "insecure": True})
+    assert pool.tls_files is None
+    pool.check_metrics("metrics_address", "10.0.0.1:4")
+    with pytest.raises(InvalidValue, match=r"metrics_address=.*would be open to anybody"):
+        pool_from(minimal).check_metrics("metrics_address", "10.0.0.1:4")
 
 
 @pytest.mark.parametrize(
@@ -199,9 +207,9 @@ def test_required_addresses_are_named(list_name: str) -> None:
     ids=["pool", "node", "prefill"],
 )
 def test_unknown_setting_is_refused_with_the_known_ones(
-    data: dict[str, object], field: str, known: str
+    minimal: dict[str, Any], data: dict[str, object], field: str, known: str
 ) -> None:
-    error = _refusal({**MINIMAL, **data})
+    error = _refusal({**minimal, **data})
     assert error.field == field
     assert re.search(rf"unknown; known are .*\b{known}\b", error.remedy)
 
