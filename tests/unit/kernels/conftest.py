@@ -6,7 +6,7 @@ with its instructions emulated (avx512/immintrin.h); `emulated_kernels` has the 
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from tknp.attention.base import AttentionShape, DecodeRows, RopeTable
 from tknp.errors import Unavailable
 from tknp.kernels.build import SOURCES, build, find_compiler, user_cache
 from tknp.kernels.isa import AVX2, Isa, cpu_features
+from tknp.kernels.layers import Ran
 from tknp.kernels.library import Library, available, load
 from tknp.model.config import ModelConfig
 from tknp.model.shard import Shard
 from tknp.model.weights import LayerWeights, ShardWeights
+from tknp.transport.base import Work
 
 EMULATION = Path(__file__).parent / "avx512"
 
@@ -76,6 +78,21 @@ def kernels(request: pytest.FixtureRequest) -> None:
     if not status:
         pytest.skip(status.reason)
     return None
+
+
+@pytest.fixture
+def run_through() -> Callable[[Generator[Work, None, Ran]], Ran]:
+    """What a run of layers gives that waits for nobody else."""
+
+    def run(steps: Generator[Work, None, Ran]) -> Ran:
+        try:
+            while True:
+                next(steps).wait()
+        except StopIteration as end:
+            ran: Ran = end.value
+            return ran
+
+    return run
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from tknp.attention.reference import ReferenceAttention
 from tknp.errors import InvalidValue
 from tknp.kernels.decode import KernelDecodeAttention
 from tknp.kernels.dense import KernelDense
-from tknp.kernels.layers import KernelLayers, Ran
+from tknp.kernels.layers import KernelLayers
 from tknp.layout.program import Kind, Op, Transfer
 from tknp.layout.rank import Rank
 from tknp.model.config import ModelConfig
@@ -25,7 +25,8 @@ LENGTHS = [[300], [17, 0], [1, 513, 16, 255, 257, 33, 2], [40] * 50]
 class Case:
     """One step on layers whose pages start alike."""
 
-    def __init__(self, random_weights, requests) -> None:
+    def __init__(self, random_weights, requests, run_through) -> None:
+        self.run_through = run_through
         self.requests = requests
         self.weights = random_weights
         self.dense = KernelDense(random_weights(CONFIG, torch.bfloat16))
@@ -50,15 +51,6 @@ class Case:
     def stages(self, layer=0) -> list[Op]:
         return [Op(kind, 0, len(self.x), layer) for kind in PARTS]
 
-    @staticmethod
-    def run_through(steps) -> Ran:
-        """What a run gives that waits for nobody else."""
-        try:
-            while True:
-                next(steps).wait()
-        except StopIteration as end:
-            return end.value
-
     def run(self, whole, layers, x) -> tuple[torch.Tensor, list[float]]:
         prepared = whole.prepare(layers, self.stages())
         steps = whole.run(prepared, self.attention.plan(self.requests.rows), x)
@@ -72,8 +64,8 @@ class Case:
 
 
 @pytest.fixture
-def case_of(random_weights, requests_of):
-    return lambda lengths: Case(random_weights, requests_of(SHAPE, lengths))
+def case_of(random_weights, requests_of, run_through):
+    return lambda lengths: Case(random_weights, requests_of(SHAPE, lengths), run_through)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} rows")

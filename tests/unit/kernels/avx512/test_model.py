@@ -3,6 +3,7 @@
 No size is a multiple of 32, what one instruction multiplies; heads of 80 end in half a slice.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from tknp.attention.reference import ReferenceAttention
 from tknp.attention.torch_cpu import TorchCpuAttention
 from tknp.kernels.decode import KernelDecodeAttention
 from tknp.kernels.dense import KernelDense
-from tknp.kernels.layers import KernelLayers
+from tknp.kernels.layers import KernelLayers, Ran
 from tknp.kernels.prefill import KernelPrefillAttention
 from tknp.kv.storage import KvStorage
 from tknp.layout.program import Kind, Op
@@ -49,6 +50,7 @@ class Model:
     prefill: Any
     decode: Any
     kv: KvStorage
+    run_through: Callable[..., Ran]
 
     def prompt(self, request: int) -> Tensor:
         """Logits of a prompt, computed in two chunks."""
@@ -77,11 +79,7 @@ class Model:
             )
             stages = [Op(kind, 0, len(x), 0) for kind in (Kind.PROJECT, Kind.ATTEND, Kind.FINISH)]
             run = whole.run(whole.prepare(range(CONFIG.layers), stages), plan, x)
-            try:
-                while True:
-                    next(run).wait()
-            except StopIteration as end:
-                return self.dense.head(end.value.x)
+            return self.dense.head(self.run_through(run).x)
         for layer in range(CONFIG.layers):
             qkv = self.dense.project(layer, x).to(self.kv.data.dtype)
             x = self.dense.finish(layer, x, self.decode.attend(plan, qkv, *pages[layer])[0])
@@ -89,13 +87,13 @@ class Model:
 
 
 @pytest.fixture
-def models(random_weights):
+def models(random_weights, run_through):
     def make(dtype, dense, prefill, decode) -> Model:
         weights = random_weights(CONFIG, dtype)
         shape = AttentionShape.of(weights.shard, PAGE_TOKENS)
         rope = rope_table(CONFIG, torch.arange(CONFIG.max_position))
         kv = KvStorage(CONFIG.layers, 9, shape.kv_heads, PAGE_TOKENS, shape.head_dim, dtype)
-        return Model(dense(weights), prefill(shape, rope), decode(shape, rope), kv)
+        return Model(dense(weights), prefill(shape, rope), decode(shape, rope), kv, run_through)
 
     kernels = (KernelDense, KernelPrefillAttention, KernelDecodeAttention)
     twins = (TorchDense, PrefillAttention, TorchCpuAttention)
