@@ -1,133 +1,29 @@
-"""What users of other engines complain about, one test each, named by the complaint's number.
-
-     1 late write after an abort        7 reaping only when busy     13 padding writes a live slot
-     2 leak after an aborted load       8 queue behind the impossible 14 overlap loses count
-     3 reject without telling prefill   9 ranks diverge              16 prompts at the context's end
-     4 recycled pages are read         10 idle rank breaks the rest  17 one bad request ends all
-     5 garbage after a prefill abort   11 hung, yet healthy          18 output varies with the batch
-     6 abort nobody hears of           12 parity at the edges
-
-Number 12's CUDA graphs and number 13's slot -1 have no counterpart here: steps are not captured,
-and rows are addressed by page tables without padding. The nearest checks are layouts against one
-rank (all of them: `tests/parity/test_strategies.py`), and a poisoned dummy page. Number 15, stops
-and half characters, is in `tests/unit/model`. One file, so that the list above can be held against
-its tests.
-"""
+"""Complaints about engines, held against pools."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tknp.attention_owner.service import OwnerService
 from tknp.client import Client, RequestFailed, request_for
 from tknp.coordinator import scheduler
 from tknp.engine.batch import Batch, Delta
-from tknp.errors import CapacityError, ProtocolError, TknpError, Unavailable
+from tknp.errors import ProtocolError, TknpError, Unavailable
 from tknp.kv.holding import Key, State
-from tknp.layout.rank import Rank
 from tknp.local import InProcessPool
 from tknp.rpc.channel import LIVENESS
-from tknp.rpc.convert import key_to
 from tknp.rpc.ids import unpack_ids
-from tknp.transfer.nixl_agent import nixl_available
-from tknp.v1.attention_owner_pb2 import ReleaseRequest, ReserveRequest, TransferRequest
 from tknp.v1.common_pb2 import FinishReason, Sampling
-from tknp.worker.runtime import DecodeRuntime
-from tknp.worker.steps import StepServer
 
 PAGE = 16
-KEY = Key("r", 0)
-needs_nixl = pytest.mark.skipif(bool(nixl_available()), reason=str(nixl_available()))
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class Owner:
-    """An AttentionOwner of 9 pages without a port; calls its handlers."""
-
-    def __init__(self, runtime: DecodeRuntime, clock: Clock) -> None:
-        self.runtime = runtime
-        self.clock = clock
-        self.service = OwnerService(runtime, StepServer(runtime, []), [], clock)
-
-    @property
-    def counts(self) -> dict[State, int]:
-        assert self.runtime.books is not None
-        self.runtime.books.check_integrity()
-        return {state: n for state, n in self.runtime.books.counts().items() if n}
-
-    async def reserve(self, key: Key = KEY, tokens: int = 3 * PAGE, epoch: int = 1) -> list[int]:
-        message = ReserveRequest(key=key_to(key), epoch=epoch, tokens=tokens, lease_s=30)
-        return list((await self.service.Reserve(message, None)).placements[0].pages)
-
-    async def release(self, key: Key = KEY) -> None:
-        await self.service.Release(ReleaseRequest(key=key_to(key), epoch=1), None)
-
-    async def transfer(self, call: str, key: Key = KEY, **fields: Any) -> None:
-        values: dict[str, Any] = {
-            "epoch": 1, "writer": "w", "one_sided": True,
-            "compatibility": self.runtime.pool.compatibility, **fields,
-        }  # fmt: skip
-        await getattr(self.service, call)(TransferRequest(key=key_to(key), **values), None)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def make_owner(
-    make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path]
-) -> AsyncIterator[Callable[[str], Any]]:
-    made: list[DecodeRuntime] = []
-
-    async def make(kind: str) -> Owner:
-        page_bytes = 2 * 3 * 2 * 16 * 4 * PAGE
-        pool = make_pool(
-            random_checkpoint(), nodes=1, page_size=PAGE, kv_transfer=kind,
-            kv_memory_bytes=10 * page_bytes,
-        )  # fmt: skip
-        clock = Clock()
-        runtime = DecodeRuntime(pool, Rank(0, 0), lambda *_: pytest.fail("joined"), clock)
-        await runtime.load()
-        made.append(runtime)
-        return Owner(runtime, clock)
-
-    yield make
-    for runtime in made:
-        runtime.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def pool(
-    make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path]
-) -> AsyncIterator[InProcessPool]:
-    """Two nodes that hold 10 pages each, chunks of 32 tokens."""
-    page_bytes = 2 * 3 * 2 * 16 * 4 * PAGE
-    config = make_pool(
-        random_checkpoint(), nodes=2, page_size=PAGE, prefill_chunk=32, kv_transfer="grpc",
-        kv_memory_bytes=11 * page_bytes, width=1,
-    )  # fmt: skip
-    async with InProcessPool(config) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(pool: InProcessPool) -> AsyncIterator[Client]:
-    async with Client(pool.nodes[0].runtime.pool.config.coordinator) as made:
-        yield made
 
 
 async def generate(
@@ -156,65 +52,6 @@ async def pages_return(pool: InProcessPool) -> None:
         books.check_integrity()
 
 
-@needs_nixl
-async def test_01_late_writes_pages_stay_out_of_use_until_the_writer_is_done(
-    make_owner: Any,
-) -> None:
-    owner = await make_owner("nixl")
-    await owner.reserve()
-    await owner.transfer("Begin")
-    await owner.release()
-    assert owner.counts == {State.FREE: 6, State.QUARANTINED: 3}
-    with pytest.raises(CapacityError, match="3 quarantined"):
-        await owner.reserve(Key("next", 0), 7 * PAGE)
-    await owner.transfer("Abort")
-    assert owner.counts == {State.FREE: 9}
-
-
-async def test_01_late_writes_by_grpc_find_no_window(make_owner: Any) -> None:
-    owner = await make_owner("grpc")
-    pages = await owner.reserve()
-    await owner.transfer("Begin")
-    await owner.release()
-    assert owner.counts == {State.FREE: 9}
-    with pytest.raises(ProtocolError, match="no open transfer"):
-        owner.runtime.windows.check(KEY, "w", pages)
-
-
-async def test_02_leak_is_ended_by_the_lease_and_late_signals_change_nothing(
-    make_owner: Any,
-) -> None:
-    owner = await make_owner("grpc")
-    await owner.reserve()
-    await owner.transfer("Begin")
-    owner.clock.now_s = 31
-    await owner.service.reap()
-    assert owner.counts == {State.FREE: 9}
-    await owner.transfer("Abort")
-    await owner.release()
-    for late in ("Complete", "Renew"):
-        with pytest.raises(ProtocolError, match="unknown here"):
-            await owner.transfer(late)
-    assert owner.counts == {State.FREE: 9}
-
-
-@pytest.mark.parametrize("field", ["version", "model", "dtype", "page_size", "kv_heads"])
-async def test_03_reject_of_a_writer_that_does_not_fit_tells_it_and_keeps_nothing(
-    make_owner: Any, field: str
-) -> None:
-    owner = await make_owner("grpc")
-    await owner.reserve()
-    other = type(owner.runtime.pool.compatibility)()
-    other.CopyFrom(owner.runtime.pool.compatibility)
-    setattr(other, field, 99 if isinstance(getattr(other, field), int) else "other")
-    with pytest.raises(ProtocolError, match=f"{field} differs"):
-        await owner.transfer("Begin", compatibility=other)
-    assert owner.counts == {State.FREE: 6, State.RESERVED: 3}
-    assert len(owner.runtime.windows) == 0
-    await owner.release()
-    assert owner.counts == {State.FREE: 9}
-
-
 @pytest.mark.parametrize(("seam", "why"), [("room", "is unknown here"), ("finish", "has ended")])
 async def test_03_reject_by_the_owner_leaves_nothing_at_prefill(
     pool: InProcessPool, client: Client, seam: str, why: str
@@ -240,20 +77,6 @@ async def test_03_reject_by_the_owner_leaves_nothing_at_prefill(
     assert len(requests) == 0
     await requests.room(160)  # its own pages are free too
     await pages_return(pool)
-
-
-async def test_04_recycled_pages_are_refused_under_another_epoch_or_attempt(
-    make_owner: Any,
-) -> None:
-    owner = await make_owner("grpc")
-    await owner.reserve()
-    await owner.transfer("Begin")
-    for call in ("Begin", "Complete", "Renew"):
-        with pytest.raises(ProtocolError, match="epoch 2 is not this node's 1"):
-            await owner.transfer(call, epoch=2)
-        with pytest.raises(ProtocolError, match="r/1 is unknown"):
-            await owner.transfer(call, key=Key("r", 1))
-    assert owner.counts == {State.FREE: 6, State.RECEIVING: 3}
 
 
 async def test_05_garbage_never_follows_a_transfer_that_failed(
@@ -309,21 +132,6 @@ async def test_06_abort_of_a_request_reaches_prefill_and_owner_at_once(
         del requests.finish  # type: ignore[method-assign]
 
 
-async def test_07_reaping_needs_no_work(make_owner: Any) -> None:
-    owner = await make_owner("grpc")
-    await owner.reserve()
-    owner.clock.now_s = 29.9
-    await owner.service.reap()
-    assert owner.counts == {State.FREE: 6, State.RESERVED: 3}
-    owner.clock.now_s = 30
-    ticking = asyncio.create_task(owner.service.tick())
-    while True:
-        if owner.counts == {State.FREE: 9}:
-            break
-        await asyncio.sleep(0.01)
-    ticking.cancel()
-
-
 async def test_08_impossible_requests_are_refused_and_the_next_goes_on(
     pool: InProcessPool, client: Client
 ) -> None:
@@ -363,11 +171,10 @@ async def test_10_idle_ranks_run_every_step(pool: InProcessPool, client: Client)
 
 
 async def test_11_hung_is_not_healthy(
-    make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path]
+    make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path], clock: Any
 ) -> None:
     """Liveness is progress while work is pending, readiness that the first step has run."""
     config = make_pool(random_checkpoint(), nodes=1, page_size=PAGE, kv_memory_bytes=1 << 20)
-    clock = Clock()
     async with InProcessPool(config, clock) as running:
         node = running.nodes[0]
         async with aio.insecure_channel(config.config.nodes[0].addresses[0]) as channel:
@@ -420,17 +227,6 @@ async def test_12_parity_of_other_degrees_and_cut_sequences(
         for length, tokens in cases:
             expected = await generate(one_rank, prompt(length), tokens)
             assert await generate(pool, prompt(length), tokens) == expected
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def one_rank(
-    make_pool: Callable[..., Any], random_checkpoint: Callable[..., Path]
-) -> AsyncIterator[Client]:
-    config = make_pool(
-        random_checkpoint(), nodes=1, page_size=PAGE, kv_memory_bytes=1 << 20, kv_transfer="grpc"
-    )
-    async with InProcessPool(config), Client(config.config.coordinator) as made:
-        yield made
 
 
 async def test_13_padding_what_the_dummy_page_holds_reaches_nobody(
