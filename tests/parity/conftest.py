@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,37 +11,47 @@ from typing import Any
 import pytest
 
 Generate = Callable[[str, Sequence[tuple[Sequence[int], int]]], Awaitable[list[list[int]]]]
-Greedy = Callable[[Sequence[int], int], list[int]]
+RECORDED = Path(__file__).with_name("smollm2_greedy.json")
+
+
+class Greedy:
+    """Greedy ids by one transformers model, without stopping at EOS; what is known is kept."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def __call__(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        return self.all([(prompt, tokens)])[0]
+
+    def all(self, jobs: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:
+        """The ids of every (prompt, tokens).
+
+        Prompts are padded on the left and run as one batch, which takes a tenth of the time.
+        """
+        import torch
+
+        new = [
+            (tuple(prompt), tokens)
+            for prompt, tokens in jobs
+            if len(self._known.get(tuple(prompt), ())) < tokens
+        ]
+        if new:
+            width, longest = max(len(prompt) for prompt, _ in new), max(n for _, n in new)
+            pads = [[0] * (width - len(prompt)) for prompt, _ in new]
+            ids = [[*pad, *prompt] for pad, (prompt, _) in zip(pads, new, strict=True)]
+            mask = [[*pad, *[1] * (width - len(pad))] for pad in pads]
+            out = self._model.generate(
+                torch.tensor(ids), attention_mask=torch.tensor(mask), do_sample=False,
+                min_new_tokens=longest, max_new_tokens=longest, pad_token_id=0, eos_token_id=None,
+            )  # fmt: skip
+            for (prompt, _), row in zip(new, out[:, width:].tolist(), strict=True):
+                self._known[prompt] = row
+        return [self._known[tuple(prompt)][:tokens] for prompt, tokens in jobs]
 
 
 @pytest.fixture(scope="session")
-def greedy_of() -> Callable[[Any], Greedy]:
-    """`greedy_of(transformers_model)(prompt_ids, tokens)`: ids, without stopping at EOS."""
-    import torch
-
-    def make(model: Any) -> Greedy:
-        done: dict[tuple[tuple[int, ...], int], list[int]] = {}
-
-        @torch.inference_mode()
-        def greedy(prompt: Sequence[int], tokens: int) -> list[int]:
-            key = tuple(prompt), tokens
-            if key not in done:
-                out = model(torch.tensor([list(prompt)]), use_cache=True, logits_to_keep=1)
-                ids = [int(out.logits[0, -1].argmax())]
-                while len(ids) < tokens:
-                    step = torch.tensor([[ids[-1]]])
-                    out = model(step, past_key_values=out.past_key_values, use_cache=True)
-                    ids.append(int(out.logits[0, -1].argmax()))
-                done[key] = ids
-            return done[key]
-
-        return greedy
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def random_greedy(greedy_of: Callable[[Any], Greedy]) -> Callable[[Path], Greedy]:
+def random_greedy() -> Callable[[Path], Greedy]:
     """The oracle of a checkpoint that `random_checkpoint` wrote."""
     made: dict[Path, Greedy] = {}
 
@@ -50,10 +61,20 @@ def random_greedy(greedy_of: Callable[[Any], Greedy]) -> Callable[[Path], Greedy
 
         if path not in made:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-            made[path] = greedy_of(model.eval())
+            made[path] = Greedy(model.eval())
         return made[path]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def smollm2_greedy() -> list[tuple[str, list[int]]]:
+    """Texts and the ids with which the bundled SmolLM2 goes on, by transformers.
+
+    Eleven short texts, one of some 200 tokens and one beyond 1,500. They are recorded, since
+    generating them takes longer than a pool does; `test_model_llama.py` checks the record.
+    """
+    return [(entry["text"], entry["ids"]) for entry in json.loads(RECORDED.read_text("utf-8"))]
 
 
 @pytest.fixture(scope="session")
@@ -107,42 +128,6 @@ def smollm2_oracle() -> Any:
     model.load_state_dict(state, assign=True)
     model.model.rotary_emb = LlamaRotaryEmbedding(config)
     return model.eval()
-
-
-@pytest.fixture(scope="session")
-def smollm2_answers(
-    smollm2_oracle: Any,
-) -> Callable[[Sequence[Sequence[int]], int], list[list[int]]]:
-    """`(prompts, tokens)` -> ids of the bundled SmolLM2 by transformers.
-
-    Prompts are padded on the left and run as one batch, which takes a tenth of the time.
-    """
-    import torch
-
-    done: dict[str, list[list[int]]] = {}
-
-    def batch(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-        width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-        out = smollm2_oracle.generate(
-            ids, attention_mask=mask, do_sample=False, min_new_tokens=tokens, pad_token_id=0,
-            max_new_tokens=tokens, eos_token_id=None,
-        )  # fmt: skip
-        return out[:, width:].tolist()
-
-    @torch.inference_mode()
-    def answers(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-        key = repr((prompts, tokens))
-        if key not in done:
-            # The longest alone: padding the others to it would cost more than it saves.
-            order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-            found = batch([prompts[i] for i in order[:-1]], tokens)
-            found += batch([prompts[order[-1]]], tokens)
-            done[key] = [ids for _, ids in sorted(zip(order, found, strict=True))]
-        return done[key]
-
-    return answers
 
 
 @pytest.fixture(scope="session")

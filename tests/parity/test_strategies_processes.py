@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from rich.console import Console
 
 from tknp.cli.local_pool import LOOPBACK, LocalPool, running
 
-Greedy = Callable[[Sequence[int], int], list[int]]
 Generate = Callable[..., Awaitable[list[list[int]]]]
 START_S = 300.0
 FULL = pytest.mark.full
@@ -39,7 +38,7 @@ async def test_processes(
     tp: int,
     settings: dict[str, Any],
     random_checkpoint: Callable[..., Path],
-    random_greedy: Callable[[Path], Greedy],
+    random_greedy: Callable[[Path], Any],
     generate: Generate,
 ) -> None:
     path = random_checkpoint(layers=4, q_heads=8, kv_heads=4, head_dim=12)
@@ -56,4 +55,4 @@ async def test_processes(
     jobs = [([dice.randrange(256) for _ in range(n)], tokens) for n, tokens in sizes]
     async with running(local.configure(), Console(file=io.StringIO()), START_S) as pool:
         found = await generate(pool.target, jobs)
-    assert found == [random_greedy(path)(*job) for job in jobs]
+    assert found == random_greedy(path).all(jobs)

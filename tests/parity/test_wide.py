@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from tknp.engine.batch import Delta
 from tknp.local import InProcessPool
 from tknp.worker.runtime import DecodeRuntime
 
-Greedy = Callable[[Sequence[int], int], list[int]]
 Generate = Callable[..., Awaitable[list[list[int]]]]
 PAGE = 16
 SHAPE = {"layers": 3, "q_heads": 4, "kv_heads": 2, "head_dim": 8, "max_position": 2048}
@@ -50,7 +49,7 @@ async def test_widths_one_to_three_in_one_batch(
     interleave: int,
     make_pool: Callable[..., Any],
     random_checkpoint: Callable[..., Path],
-    random_greedy: Callable[[Path], Greedy],
+    random_greedy: Callable[[Path], Any],
     generate: Generate,
     widths: dict[bytes, list[int]],
 ) -> None:
@@ -69,14 +68,14 @@ async def test_widths_one_to_three_in_one_batch(
         for node in running.nodes:
             if node.runtime.books is not None:
                 node.runtime.books.check_integrity()
-    assert found == [random_greedy(path)(*job) for job in jobs]
+    assert found == random_greedy(path).all(jobs)
     assert sorted({owners for each in widths.values() for owners in each}) == [1, 2, 3]
 
 
 async def test_a_prompt_longer_than_any_node_beside_twenty_short_ones(
     make_pool: Callable[..., Any],
     random_checkpoint: Callable[..., Path],
-    random_greedy: Callable[[Path], Greedy],
+    random_greedy: Callable[[Path], Any],
     generate: Generate,
     widths: dict[bytes, list[int]],
 ) -> None:
@@ -91,7 +90,7 @@ async def test_a_prompt_longer_than_any_node_beside_twenty_short_ones(
     jobs.insert(6, (prompt(int(1.6 * (pages - 1) * PAGE)), 40))
     async with InProcessPool(pool):
         found = await generate(pool.config.coordinator, jobs)
-    assert found == [random_greedy(path)(*job) for job in jobs]
+    assert found == random_greedy(path).all(jobs)
     assert [each for each in widths.values() if max(each) > 1]
 
 
@@ -100,7 +99,7 @@ async def test_requests_outgrow_their_owner(
     tp: int,
     make_pool: Callable[..., Any],
     random_checkpoint: Callable[..., Path],
-    random_greedy: Callable[[Path], Greedy],
+    random_greedy: Callable[[Path], Any],
     generate: Generate,
     widths: dict[bytes, list[int]],
 ) -> None:
@@ -116,5 +115,5 @@ async def test_requests_outgrow_their_owner(
         for node in running.nodes:
             if node.runtime.books is not None:
                 node.runtime.books.check_integrity()
-    assert found == [random_greedy(path)(*job) for job in jobs]
+    assert found == random_greedy(path).all(jobs)
     assert [each for each in widths.values() if each[0] == 1 and max(each) > 1]
