@@ -1,6 +1,6 @@
 """`tknp up` with real processes that are killed and stopped: what clients, peers and the user see.
 
-The whole table of process kinds and phases is in `test_faults.py`, with ranks as threads, but for
+The whole table of process kinds and phases is in `faults/`, with ranks as threads, but for
 the phase of loading, which is here; a writer that is stopped in mid-push is in
 `test_quarantine.py`.
 """
