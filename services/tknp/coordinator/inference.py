@@ -65,8 +65,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             yield pb.GenerateResponse(accepted=accepted)
             text = StreamText(self._tokenizer.stream(), message.stop, request.params.min_tokens)
-            for token_id in request.generated[: request.given]:
-                text.push(token_id)
+            text.push(request.generated[: request.given])
             response = await self._response(request, text, least=1)
             while not response.HasField("finish"):
                 yield response
@@ -86,12 +85,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finish = None
         while finish is None and (not sent or len(sent) < least):
             tokens, finish = await _next(request)
-            for token in tokens:
-                sent.append(token)
-                pieces.append(text.push(token.token_id))
-                if text.stopped is not None:
-                    finish = FinishReason.FINISH_REASON_STOP
-                    break
+            before = text.tokens
+            pieces.append(text.push([token.token_id for token in tokens]))
+            sent += tokens[: text.tokens - before]
+            if text.stopped is not None:
+                finish = FinishReason.FINISH_REASON_STOP
         response = pb.GenerateResponse(token_ids=pack_ids([token.token_id for token in sent]))
         if finish is not None:
             pieces.append(text.flush())
@@ -160,6 +158,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             Key(uuid.uuid4().hex, 0), prompt, params, arrived_s, message.priority,
             arrived_s + allowed_s, given=len(generated), generated=generated,
             name=message.request_id,
+            together=1 if message.stop else max(message.stream_interval, 1),
         )  # fmt: skip
         self._driver.open().submit(request)
         return request

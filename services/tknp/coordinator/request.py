@@ -54,12 +54,14 @@ class Request:
     `priority`: higher goes first. `deadline_s`: when it fails unless it has ended, on the
     coordinator's clock as all times. `given`: how many of `generated` came with it, from an earlier
     life of the pool. `order`: its place in the order of arrival. `stops`: ids that end it. `name`:
-    what its client calls it, any text; for logs.
+    what its client calls it, any text; for logs. `together`: how many tokens its client is told of
+    at once, but for the first one and the last ones.
 
     Set where it is placed: `stream`, and `slot`, its row there; `owners`, and `shares`, how they
     divide its tokens; `held`, pages of each owner that are counted for it; `covered`, the first
     position that these have no room for; `preemptions`, how often it made room for another.
-    `trace`: what it belongs to. While it runs, step s feeds position `joined` + s.
+    `trace`: what it belongs to. `untold`: tokens that its client doesn't know yet. While it runs,
+    step s feeds position `joined` + s.
     """
 
     key: Key
@@ -85,9 +87,11 @@ class Request:
     placed_s: float = 0.0
     first_token_s: float = 0.0
     token_s: float = 0.0
+    untold: list[Token] = field(default_factory=list)
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     trace: Trace = field(default_factory=TRACE.get)
     name: str = ""
+    together: int = 1
 
     def cover(self, division: Division) -> None:
         """Note how far the pages that are held reach."""

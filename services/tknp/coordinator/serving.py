@@ -170,7 +170,11 @@ class Serving:
 
     def _emit(self, request: Request, token: Token, finish: FinishReason.ValueType | None) -> None:
         self._metrics.token(request, self._clock(), finish is not None)
-        request.events.put_nowait(Event((token,), finish))
+        request.untold.append(token)
+        first = len(request.generated) - request.given == 1
+        if first or finish is not None or len(request.untold) >= request.together:
+            request.events.put_nowait(Event(tuple(request.untold), finish))
+            request.untold = []
         if finish is not None:
             if request.pinned is None:
                 self._counts.completed += 1

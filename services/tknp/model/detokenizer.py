@@ -1,4 +1,4 @@
-"""Ids to text, one id at a time, never half a character.
+"""Ids to text as they come, never half a character.
 
 An incomplete character decodes to U+FFFD at the end of the text, so what ends so is held back
 until an id settles it.
@@ -35,12 +35,13 @@ class Detokenizer:
         self._fresh = 0  # ids at the end of the window that came since text was last settled
         self._out = 0  # characters of the window's text that the caller has
 
-    def push(self, token_id: int) -> str:
-        """Text that `token_id` completes, often one word, possibly empty."""
-        if token_id in self._skipped:
+    def push(self, *token_ids: int) -> str:
+        """Text that `token_ids` complete, of one often a word, possibly empty."""
+        shown = [token_id for token_id in token_ids if token_id not in self._skipped]
+        if not shown:
             return ""
-        self._window.append(token_id)
-        self._fresh += 1
+        self._window += shown
+        self._fresh += len(shown)
         text = self._decode(self._window)
         held = len(text) - len(text.rstrip(_REPLACEMENT))
         piece = text[self._out : len(text) - held]

@@ -80,6 +80,7 @@ class StreamText:
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int = 0) -> None:
         self._detokenizer = detokenizer
+        self._stops = stops
         self._scanner = StopScanner(stops)
         self._min_tokens = min_tokens
         self.tokens = 0
@@ -89,11 +90,19 @@ class StreamText:
         """The stop string that ended the text."""
         return self._scanner.matched
 
-    def push(self, token_id: int) -> str:
-        """Text that can be given out now that `token_id` has come."""
-        self.tokens += 1
-        piece = self._detokenizer.push(token_id)
-        return piece if self.tokens < self._min_tokens else self._scanner.push(piece)
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Text that can be given out now that `token_ids` have come, up to a stop string."""
+        if not self._stops:
+            self.tokens += len(token_ids)
+            return self._detokenizer.push(*token_ids)
+        pieces = []
+        for token_id in token_ids:
+            self.tokens += 1
+            piece = self._detokenizer.push(token_id)
+            pieces.append(piece if self.tokens < self._min_tokens else self._scanner.push(piece))
+            if self.stopped is not None:
+                break
+        return "".join(pieces)
 
     def flush(self) -> str:
         """What is still held, when no id will follow; a stop string may complete in it."""

@@ -39,9 +39,10 @@ def byte_fallback() -> Tokenizer:
 BYTES, PIECES = byte_level(), byte_fallback()
 
 
-def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+def stream(tokenizer: Tokenizer, ids: list[int], together: int = 1) -> list[str]:
     detokenizer = Detokenizer(tokenizer.decode, {SPECIAL})
-    return [*(detokenizer.push(i) for i in ids), detokenizer.flush()]
+    pushed = [ids[at : at + together] for at in range(0, len(ids), together)]
+    return [*(detokenizer.push(*some) for some in pushed), detokenizer.flush()]
 
 
 def damaged_utf8() -> st.SearchStrategy[list[int]]:
@@ -52,25 +53,34 @@ def damaged_utf8() -> st.SearchStrategy[list[int]]:
 
 
 @settings(deadline=None)
-@given(damaged_utf8())
-def test_byte_level_pieces_join_to_the_decoded_whole(ids: list[int]) -> None:
-    assert "".join(stream(BYTES, ids)) == BYTES.decode(ids)
+@given(damaged_utf8(), st.integers(1, 5))
+def test_byte_level_pieces_join_to_the_decoded_whole(ids: list[int], together: int) -> None:
+    assert "".join(stream(BYTES, ids, together)) == BYTES.decode(ids)
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.sampled_from([*"é世👩".encode()]), min_size=100, max_size=150), st.text(max_size=5)
+    st.lists(st.sampled_from([*"é世👩".encode()]), min_size=100, max_size=150),
+    st.text(max_size=5),
+    st.sampled_from([1, 64, 200]),
 )
-def test_damage_longer_than_the_window_joins_too(damage: list[int], text: str) -> None:
+def test_damage_longer_than_the_window_joins_too(
+    damage: list[int], text: str, together: int
+) -> None:
     ids = [*damage, *text.encode()]
-    assert "".join(stream(BYTES, ids)) == BYTES.decode(ids)
+    assert "".join(stream(BYTES, ids, together)) == BYTES.decode(ids)
 
 
 @settings(deadline=None)
-@given(st.lists(st.text("aé世👩 ", min_size=1, max_size=3) | st.sampled_from([257, 258, 259])))
-def test_byte_fallback_pieces_join_to_the_decoded_whole(parts: list[str | int]) -> None:
+@given(
+    st.lists(st.text("aé世👩 ", min_size=1, max_size=3) | st.sampled_from([257, 258, 259])),
+    st.integers(1, 5),
+)
+def test_byte_fallback_pieces_join_to_the_decoded_whole(
+    parts: list[str | int], together: int
+) -> None:
     ids = [i for p in parts for i in ([p] if isinstance(p, int) else p.encode())]
-    assert "".join(stream(PIECES, ids)) == PIECES.decode(ids)
+    assert "".join(stream(PIECES, ids, together)) == PIECES.decode(ids)
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["byte-level", "byte-fallback"])
