@@ -70,7 +70,8 @@ class Transfers:
         answers = await self._tell([s.Begin for s in self._siblings], request)
         mine = runtime.receiver is not None and runtime.receiver.kind == "nixl"
         one_sided = request.one_sided and (mine or any(a.one_sided for a in answers))
-        self._writers.note(writer, one_sided=one_sided)
+        if books is not None:
+            self._writers.note(writer, one_sided=one_sided)
         return one_sided
 
     async def complete(self, request: TransferRequest, books: PagePool | None) -> None:

@@ -98,9 +98,8 @@ class Writers:
             )
 
     def note(self, writer: str, *, one_sided: bool) -> None:
-        """How `writer` has been let write, this time."""
-        if writer in self._writers:
-            self._writers[writer].one_sided = one_sided
+        """How `writer` has been let write, this time; it may have been found dead meanwhile."""
+        self._writers.setdefault(writer, _Writer()).one_sided = one_sided
 
     def one_sided(self, writer: str) -> bool:
         """Whether `writer` may write by itself; true of those that nothing is known of."""

@@ -33,6 +33,9 @@ async def test_a_writer_is_dead_when_all_its_processes_refuse_at_several_looks()
     assert await looks(writers, LOOKS - 1) == []
     assert await looks(writers, 1) == ["w"]
     assert await looks(writers, 1) == []
+    writers.note("w", one_sided=False)  # a Begin that was under way
+    assert not writers.one_sided("w")
+    assert await looks(writers, LOOKS) == []
 
 
 async def test_silence_is_not_death() -> None:
