@@ -68,13 +68,18 @@ def random_greedy() -> Callable[[Path], Greedy]:
 
 
 @pytest.fixture(scope="session")
-def smollm2_greedy() -> list[tuple[str, list[int]]]:
-    """Texts and the ids with which the bundled SmolLM2 goes on, by transformers.
+def smollm2_greedy() -> list[tuple[list[int], list[int]]]:
+    """Prompts and the forty ids with which the bundled SmolLM2 goes on, by transformers.
 
-    Eleven short texts, one of some 200 tokens and one beyond 1,500. They are recorded, since
+    Eleven short prompts, one of 206 tokens and one of 1,510. The answers are recorded, since
     generating them takes longer than a pool does; `test_model_llama.py` checks the record.
     """
-    return [(entry["text"], entry["ids"]) for entry in json.loads(RECORDED.read_text("utf-8"))]
+    from tknp.model.checkpoint import open_checkpoint
+    from tknp.model.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(open_checkpoint("smollm2"))
+    entries = json.loads(RECORDED.read_text("utf-8"))
+    return [(tokenizer.encode(entry["text"]), entry["ids"]) for entry in entries]
 
 
 @pytest.fixture(scope="session")

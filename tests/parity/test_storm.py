@@ -20,7 +20,7 @@ from tknp.v1.common_pb2 import Sampling
 from tknp.v1.inference_pb2 import GenerateRequest
 
 REQUESTS = 300
-LONGEST = 30
+LONGEST = 20
 ENDS = {"RESOURCE_EXHAUSTED": "refused", "DEADLINE_EXCEEDED": "failed"}
 
 

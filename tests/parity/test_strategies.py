@@ -22,8 +22,6 @@ from tknp.layout.layout import Layout
 from tknp.layout.program import Kind
 from tknp.layout.rank import Rank
 from tknp.local import InProcessPool
-from tknp.model.checkpoint import open_checkpoint
-from tknp.model.tokenizer import load_tokenizer
 from tknp.transport.base import Traffic
 from tknp.worker.runtime import DecodeRuntime
 
@@ -200,21 +198,18 @@ async def test_smollm2(
     prompts: int,
     tokens: int,
     make_pool: Callable[..., Any],
-    smollm2_greedy: Sequence[tuple[str, list[int]]],
+    smollm2_greedy: Sequence[tuple[list[int], list[int]]],
     generate: Generate,
     deltas: Deltas,
 ) -> None:
     """The real model; its 9 heads and 3 KV heads are cut in the middle by two nodes."""
-    tokenizer = load_tokenizer(open_checkpoint("smollm2"))
     given = smollm2_greedy[:prompts]
     pool = make_pool(
         "smollm2", nodes=nodes, tp=tp, kv_memory_bytes="64MiB", max_model_len=1024,
         max_batch=MAX_BATCH, kv_transfer="grpc", interleave=INTERLEAVE, **STRATEGIES[strategy],
     )  # fmt: skip
     async with InProcessPool(pool) as running:
-        found = await generate(
-            pool.config.coordinator, [(tokenizer.encode(t), tokens) for t, _ in given]
-        )
+        found = await generate(pool.config.coordinator, [(p, tokens) for p, _ in given])
         await settled(running, deltas)
     assert found == [ids[:tokens] for _, ids in given]
     check_traffic(running, pool.layout, deltas)
