@@ -109,15 +109,16 @@ async def no_page_is_left(running: InProcessPool) -> None:
     ("nodes", "values"),
     [
         (2, {"width": 2, "interleave": 4}),
-        (3, {"interleave": 16}),
         (2, {"copies": 2}),
         (4, {"microbatches": 2, "width": 2, "interleave": 1}),
-        (2, {"strategy": "dp"}),
         (2, {"strategy": "pp"}),
-        (2, {"strategy": "pp", "microbatches": 1}),
-        (2, {"strategy": "helix", "interleave": 4}),
         (2, {"strategy": "helix", "overlap": 3}),
         (2, {"strategy": "dcp"}),
+        # Every suite runs the first in tests/parity/test_wide.py, the others below.
+        pytest.param(3, {"interleave": 16}, marks=pytest.mark.full),
+        pytest.param(2, {"strategy": "dp"}, marks=pytest.mark.full),
+        pytest.param(2, {"strategy": "pp", "microbatches": 1}, marks=pytest.mark.full),
+        pytest.param(2, {"strategy": "helix", "interleave": 4}, marks=pytest.mark.full),
     ],
     ids=str,
 )
