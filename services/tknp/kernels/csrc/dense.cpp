@@ -12,9 +12,9 @@ void project_stage(Team team, const Layer& layer, const Shape& shape, const floa
   project_rows(team, layer, shape, x, rows, qkv, at, memory);
 }
 
-void finish_stage(Team team, const Layer& layer, const Shape& shape, float* x,
+void finish_stage(int part, Team team, const Layer& layer, const Shape& shape, float* x,
                   const bf16* attention, int64_t rows, const DenseAt& at, char* memory) {
-  finish_rows(team, layer, shape, x, attention, rows, at, memory);
+  finish_part(part, team, layer, shape, x, attention, rows, at, memory);
 }
 }  // namespace tknp
 

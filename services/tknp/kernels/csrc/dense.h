@@ -82,18 +82,28 @@ inline void widen_rows(Team team, const bf16* x, int64_t rows, int64_t n, Act* o
   team.barrier();
 }
 
+// Columns of `panels` of the product.
+template <class Epilogue>
+inline void linear_panels(Team team, const Act* a, int64_t rows, int64_t k, const bf16* packed,
+                          Range panels, Epilogue&& epilogue) {
+  const Range mine = team.share(panels.end - panels.begin);
+  multiply(a, act_stride(k), rows, packed, ceil_div(k, 2),
+           Range{panels.begin + mine.begin, panels.begin + mine.end}, epilogue);
+}
+
 template <class Epilogue>
 inline void linear(Team team, const Act* a, int64_t rows, int64_t k, const bf16* packed, int64_t n,
                    Epilogue&& epilogue) {
-  multiply(a, act_stride(k), rows, packed, ceil_div(k, 2), team.share(ceil_div(n, kPanel)),
-           epilogue);
+  linear_panels(team, a, rows, k, packed, Range{0, ceil_div(n, kPanel)}, epilogue);
 }
 
+// Part `part` of `parts` of the activated columns.
 inline void gate_up(Team team, const Layer& layer, const Shape& shape, const Act* normed,
-                    int64_t rows, Act* out) {
-  linear(team, normed, rows, shape.hidden, layer.gate_up, 2 * round_up(shape.mlp_columns, kLanes),
-         SwiGlu{out, act_stride(shape.mlp_columns)});
-  team.barrier();
+                    int64_t rows, Act* out, int part = 0, int parts = 1) {
+  const int64_t panels = ceil_div(2 * round_up(shape.mlp_columns, kLanes), kPanel);
+  linear_panels(team, normed, rows, shape.hidden, layer.gate_up,
+                Range{panels * part / parts, panels * (part + 1) / parts},
+                SwiGlu{out, act_stride(shape.mlp_columns)});
 }
 
 // Starts in scratch memory of what the operations of a layer hand from stage to stage.
@@ -106,7 +116,10 @@ struct DenseAt {
         columns(plan.add<Act>(rows * act_stride(shape.mlp_columns))) {}
 };
 
-// `project` and `finish` for one thread of a team; they end without a barrier.
+// `project` and `finish` for one thread of a team; they end without a barrier. `finish` has parts of
+// nearly equal length, with a barrier between each two.
+inline constexpr int kFinishParts = 3;
+
 inline void project_rows(Team team, const Layer& layer, const Shape& shape, const float* x,
                          int64_t rows, bf16* qkv, const DenseAt& at, char* memory) {
   Act* normed = reinterpret_cast<Act*>(memory + at.normed);
@@ -115,18 +128,22 @@ inline void project_rows(Team team, const Layer& layer, const Shape& shape, cons
          StoreBf16{qkv, shape.qkv_width});
 }
 
-inline void finish_rows(Team team, const Layer& layer, const Shape& shape, float* x,
+inline void finish_part(int part, Team team, const Layer& layer, const Shape& shape, float* x,
                         const bf16* attention, int64_t rows, const DenseAt& at, char* memory) {
   Act* a = reinterpret_cast<Act*>(memory + at.attention);
   Act* normed = reinterpret_cast<Act*>(memory + at.normed);
   Act* columns = reinterpret_cast<Act*>(memory + at.columns);
-  widen_rows(team, attention, rows, shape.q_width, a);
-  linear(team, a, rows, shape.q_width, layer.output, shape.hidden, AddFloat{x, shape.hidden});
-  team.barrier();
-  norm_rows(team, x, layer.mlp_norm, shape.norm_eps, rows, shape.hidden, normed);
-  gate_up(team, layer, shape, normed, rows, columns);
-  linear(team, columns, rows, shape.mlp_columns, layer.down, shape.hidden,
-         AddFloat{x, shape.hidden});
+  if (part == 0) {
+    widen_rows(team, attention, rows, shape.q_width, a);
+    linear(team, a, rows, shape.q_width, layer.output, shape.hidden, AddFloat{x, shape.hidden});
+    team.barrier();
+    norm_rows(team, x, layer.mlp_norm, shape.norm_eps, rows, shape.hidden, normed);
+  }
+  if (part < 2)
+    gate_up(team, layer, shape, normed, rows, columns, part, 2);
+  else
+    linear(team, columns, rows, shape.mlp_columns, layer.down, shape.hidden,
+           AddFloat{x, shape.hidden});
 }
 
 inline void project(const Layer& layer, const Shape& shape, const float* x, int64_t rows, bf16* qkv,
@@ -160,6 +177,7 @@ inline void mlp(const Layer& layer, const Shape& shape, const float* x, int64_t 
   parallel(threads, [&](Team team) {
     norm_rows(team, x, layer.mlp_norm, shape.norm_eps, rows, shape.hidden, normed);
     gate_up(team, layer, shape, normed, rows, columns);
+    team.barrier();
     linear(team, columns, rows, shape.mlp_columns, layer.down, shape.hidden,
            StoreBf16{out, shape.hidden});
   });
@@ -170,8 +188,12 @@ inline void finish(const Layer& layer, const Shape& shape, float* x, const bf16*
   Scratch::Plan plan;
   const DenseAt at(plan, shape, rows);
   char* memory = scratch().reserve(plan);
-  parallel(threads,
-           [&](Team team) { finish_rows(team, layer, shape, x, attention, rows, at, memory); });
+  parallel(threads, [&](Team team) {
+    for (int part = 0; part < kFinishParts; ++part) {
+      if (part > 0) team.barrier();
+      finish_part(part, team, layer, shape, x, attention, rows, at, memory);
+    }
+  });
 }
 
 inline void head(const float* norm, const bf16* packed, const Shape& shape, const float* x,

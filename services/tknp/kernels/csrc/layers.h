@@ -58,7 +58,7 @@ struct Run {
 // The stages as dense.cpp and decode.cpp compile them.
 void project_stage(Team team, const Layer& layer, const Shape& shape, const float* x, int64_t rows,
                    bf16* qkv, const DenseAt& at, char* memory);
-void finish_stage(Team team, const Layer& layer, const Shape& shape, float* x,
+void finish_stage(int part, Team team, const Layer& layer, const Shape& shape, float* x,
                   const bf16* attention, int64_t rows, const DenseAt& at, char* memory);
 void attend_stage(Team team, const Decode& decode);
 
@@ -109,18 +109,22 @@ inline bool receive(const Run& run, const Stage& stage, double& waited) {
   return unfinished == 0;
 }
 
-// Scratch memory of a run's stages.
+// Scratch memory of a run's stages; `memory` is reserved by the caller.
 struct Room {
-  Scratch::Plan plan;
   DenseAt dense;
   DecodeAt decode;
-  char* memory;
+  char* memory = nullptr;
 
-  Room(const Run& run, int threads)
+  Room(const Run& run, int threads, Scratch::Plan& plan)
       : dense(plan, run.shape ? *run.shape : Shape{}, run.shape ? run.rows : 0),
-        decode(plan, run.heads ? *run.heads : Heads{0, 1}, run.step ? *run.step : Step{}, threads),
-        memory(scratch().reserve(plan)) {}
+        decode(plan, run.heads ? *run.heads : Heads{0, 1}, run.step ? *run.step : Step{}, threads) {
+  }
 };
+
+inline void finish_part(int part, Team team, const Run& run, int64_t layer, const Room& room) {
+  finish_stage(part, team, *run.layers.weights[layer], *run.shape, run.x, run.attention, run.rows,
+               room.dense, room.memory);
+}
 
 // One stage of one layer, by one thread of a team. False, at the first, if its messages have to be
 // waited for by somebody else.
@@ -149,8 +153,10 @@ inline bool run_stage(Team team, const Run& run, const Stage& stage, int64_t lay
       break;
     }
     case Work::kFinish:
-      finish_stage(team, *run.layers.weights[layer], *run.shape, run.x, run.attention, run.rows,
-                   room.dense, room.memory);
+      for (int part = 0; part < kFinishParts; ++part) {
+        if (part > 0) team.barrier();
+        finish_part(part, team, run, layer, room);
+      }
       break;
   }
   return true;
@@ -159,7 +165,9 @@ inline bool run_stage(Team team, const Run& run, const Stage& stage, int64_t lay
 // Returns with run.at behind the last stage; before that, with the stage whose messages somebody else
 // has to wait for, after which the one behind it is next.
 inline void run_layers(Run& run, int threads) {
-  const Room room(run, threads);
+  Scratch::Plan plan;
+  Room room(run, threads, plan);
+  room.memory = scratch().reserve(plan);
   const int64_t first = run.at, stop = run.layers.count * run.stages;
   // The last stage, told by the first thread. Threads that are still to begin a stage may read it
   // while that one ends there: they run it, too.
