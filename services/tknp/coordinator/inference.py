@@ -35,7 +35,7 @@ from tknp.v1 import inference_pb2_grpc
 from tknp.v1.common_pb2 import FinishReason, Logprobs, Token
 
 _MAX_REQUEST_ID = 128
-_MAX_INTERVAL = 1024  # a message with log probabilities has to stay below the limits of size
+_MAX_INTERVAL = 1024  # more would make messages with log probabilities large
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -65,7 +65,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             yield pb.GenerateResponse(accepted=accepted)
             text = StreamText(self._tokenizer.stream(), message.stop, request.params.min_tokens)
-            text.push(request.generated[: request.given])
+            for token_id in request.generated[: request.given]:
+                text.push([token_id])  # as they came: what is out already depends on it
             response = await self._response(request, text, least=1)
             while not response.HasField("finish"):
                 yield response

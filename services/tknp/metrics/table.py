@@ -252,8 +252,8 @@ GATEWAY_TTFT = Metric(
 )  # fmt: skip
 GATEWAY_CHUNK_GAP = Metric(
     "tknp_gateway_inter_chunk_seconds", "histogram",
-    "Between two chunks of a stream as they come from the pool; tokens ready together are one. Of "
-    "answers that are not streamed only the first token is timed.",
+    "Between two chunks of a stream as they come from the pool; tokens ready together are one. Not "
+    "of answers that are not streamed, or whose client takes several tokens a message.",
     GATEWAY, buckets=_TOKEN_S,
 )  # fmt: skip
 GATEWAY_REPLAYS = Metric(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 
 _REPLACEMENT = "\ufffd"
 _INCOMPLETE = 3  # bytes, and so U+FFFD, of the longest incomplete UTF-8 character
-_WINDOW = 64  # ids; a longer run without a settled character is damaged text
+_DAMAGED = 64  # ids; a longer run without a settled character is damaged text
 _CONTEXT = 16  # ids that decode to the same last U+FFFD whatever stands before them
 
 
@@ -38,8 +38,19 @@ class Detokenizer:
     def push(self, *token_ids: int) -> str:
         """Text that `token_ids` complete, of one often a word, possibly empty."""
         shown = [token_id for token_id in token_ids if token_id not in self._skipped]
-        if not shown:
-            return ""
+        if len(shown) > 1 and self._decode(self._window + shown).endswith(_REPLACEMENT):
+            # What settles before the end can't be told from the whole: of bytes that stand for
+            # characters, decoders take a run for damaged if its end is.
+            return "".join(self._push([token_id]) for token_id in shown)
+        return self._push(shown) if shown else ""
+
+    def flush(self) -> str:
+        """What is still held, when no id will follow."""
+        piece = self._decode(self._window)[self._out :] if self._window else ""
+        self._window, self._fresh, self._out = [], 0, 0
+        return piece
+
+    def _push(self, shown: list[int]) -> str:
         self._window += shown
         self._fresh += len(shown)
         text = self._decode(self._window)
@@ -48,16 +59,10 @@ class Detokenizer:
         self._out += len(piece)
         if piece and not held:
             self._slide(self._fresh, held)
-        elif len(self._window) > _WINDOW:
+        elif self._fresh > _DAMAGED:
             held = min(held, _INCOMPLETE)
             piece += text[self._out : len(text) - held]
             self._slide(_CONTEXT, held)
-        return piece
-
-    def flush(self) -> str:
-        """What is still held, when no id will follow."""
-        piece = self._decode(self._window)[self._out :] if self._window else ""
-        self._window, self._fresh, self._out = [], 0, 0
         return piece
 
     def _slide(self, keep: int, held: int) -> None:

@@ -97,11 +97,11 @@ class StreamText:
             return self._detokenizer.push(*token_ids)
         pieces = []
         for token_id in token_ids:
+            if self.stopped is not None:
+                break
             self.tokens += 1
             piece = self._detokenizer.push(token_id)
             pieces.append(piece if self.tokens < self._min_tokens else self._scanner.push(piece))
-            if self.stopped is not None:
-                break
         return "".join(pieces)
 
     def flush(self) -> str:

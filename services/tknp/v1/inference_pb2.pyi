@@ -90,8 +90,9 @@ class GenerateRequest(_message.Message):
     are not streamed again.
     """
     stream_interval: _builtins.int
-    """Tokens of each message but the first, whose token never waits, and the last; unset: as they
-    come. At most 1024. Messages cost more than tokens: ask for many where nobody reads along.
+    """At least so many tokens in each message but the first, whose token never waits, and the last;
+    unset: as they come. At most 1024. Messages cost more than tokens: ask for many where nobody
+    reads along. Tokens that wait are lost with a request that fails.
     """
     @_builtins.property
     def chat(self) -> Global___Chat:

@@ -73,8 +73,10 @@ def test_damage_longer_than_the_window_joins_too(
 
 @settings(deadline=None)
 @given(
-    st.lists(st.text("aé世👩 ", min_size=1, max_size=3) | st.sampled_from([257, 258, 259])),
-    st.integers(1, 5),
+    st.lists(
+        st.text("aé世👩 ", min_size=1, max_size=9) | st.sampled_from([257, 258, 259]), max_size=90
+    ),
+    st.integers(1, 5) | st.sampled_from([64, 70, 200]),
 )
 def test_byte_fallback_pieces_join_to_the_decoded_whole(
     parts: list[str | int], together: int

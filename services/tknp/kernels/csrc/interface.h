@@ -22,6 +22,9 @@ int guarded(Body&& body) {
   } catch (const NoScratch& refused) {
     refused_bytes() = static_cast<int64_t>(refused.bytes);
     return kOutOfMemory;
+  } catch (const std::bad_alloc&) {
+    refused_bytes() = 0;  // some small list
+    return kOutOfMemory;
   }
 }
 }  // namespace tknp

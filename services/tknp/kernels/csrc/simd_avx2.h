@@ -101,7 +101,7 @@ template <int R, int S>
   asm("vbroadcastss %c[at]" address ", %%ymm15\n\t"                                    \
       "vfmadd231ps %%ymm15, %[low], %[a]\n\t"                                          \
       "vfmadd231ps %%ymm15, %[high], %[b]"                                             \
-      : [a] "+x"(a), [b] "+x"(b)                                                       \
+      : [a] "+&x"(a), [b] "+x"(b)                                                      \
       : [low] "x"(low), [high] "x"(high), [row] "r"(rows.at), [at] "i"(4 * S),         \
         [one] "r"(rows.one), [three] "r"(rows.three), [five] "r"(rows.five),           \
         "m"(*reinterpret_cast<const float(*)[]>(rows.at))                              \

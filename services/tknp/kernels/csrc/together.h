@@ -9,7 +9,7 @@
 // What is left of a layer is the longest stage, and owners elsewhere wait meanwhile: between its
 // parts whatever goes before it is computed.
 //
-// Each stage is a region of its own, and its time is what has passed since the one before it ended:
+// Each stage is a region of its own, or three, and its time is what has passed since the one before it ended:
 // waiting, for messages or for other streams, then work.
 #pragma once
 
@@ -122,7 +122,7 @@ class Together {
 };
 
 // Until a run is over or stuck, as all are that have waited for 2 ms together, or `called` is not 0;
-// with `once`, until a stage has been computed or none is ready. `states` [count] says how the runs
+// with `once`, until a stage, and what was let in between, has been computed or none is ready. `states` [count] says how the runs
 // stand.
 inline void run_together(Run* const* runs, State* states, int64_t count, const uint64_t* called,
                          bool once, int threads) {
