@@ -5,9 +5,9 @@
     Tokenize, Detokenize   ids of a text or a chat, and back
 
 Tokens that are ready together go out in one message, or as many together as the client asks for
-(`stream_interval`). A client that goes away ends its request, and
-so does a deadline: the call's own, or `timeout_s` if that is sooner. A client that brings what an
-earlier attempt generated gets what comes after.
+(`stream_interval`). A client that goes away ends its request, and so does a deadline: the call's
+own, or `timeout_s` if that is sooner. A client that brings what an earlier attempt generated gets
+what comes after.
 """
 
 from __future__ import annotations
@@ -84,17 +84,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         sent: list[Token] = []
         pieces: list[str] = []
         finish = None
-        while finish is None and (not sent or len(sent) < least):
+        while finish is None and text.stopped is None and (not sent or len(sent) < least):
             tokens, finish = await _next(request)
             before = text.tokens
             pieces.append(text.push([token.token_id for token in tokens]))
             sent += tokens[: text.tokens - before]
-            if text.stopped is not None:
-                finish = FinishReason.FINISH_REASON_STOP
         response = pb.GenerateResponse(token_ids=pack_ids([token.token_id for token in sent]))
-        if finish is not None:
+        if finish is not None or text.stopped is not None:
             pieces.append(text.flush())
-            if text.stopped is not None:
+            if finish is None or text.stopped is not None:
                 finish = FinishReason.FINISH_REASON_STOP
             response.finish.CopyFrom(self._finish(request, finish, text))
         response.text = "".join(pieces)
@@ -159,6 +157,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             Key(uuid.uuid4().hex, 0), prompt, params, arrived_s, message.priority,
             arrived_s + allowed_s, given=len(generated), generated=generated,
             name=message.request_id,
+            # A stop string has to be seen as soon as it is complete.
             together=1 if message.stop else max(message.stream_interval, 1),
         )  # fmt: skip
         self._driver.open().submit(request)

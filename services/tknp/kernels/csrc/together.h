@@ -9,8 +9,8 @@
 // What is left of a layer is the longest stage, and owners elsewhere wait meanwhile: between its
 // parts whatever goes before it is computed.
 //
-// Each stage is a region of its own, or three, and its time is what has passed since the one before it ended:
-// waiting, for messages or for other streams, then work.
+// Each stage is a region of its own, or three, and its time is what has passed since the one before
+// it ended: waiting, for messages or for other streams, and work.
 #pragma once
 
 #include <vector>
@@ -122,8 +122,8 @@ class Together {
 };
 
 // Until a run is over or stuck, as all are that have waited for 2 ms together, or `called` is not 0;
-// with `once`, until a stage, and what was let in between, has been computed or none is ready. `states` [count] says how the runs
-// stand.
+// with `once`, until a stage has been computed, and what it let in between, or none is ready.
+// `states` [count] says how the runs stand.
 inline void run_together(Run* const* runs, State* states, int64_t count, const uint64_t* called,
                          bool once, int threads) {
   constexpr int kAny = 5;
