@@ -45,12 +45,10 @@ inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 #endif
 
 namespace tknp {
-// exp(x) to about 2e-7 relative, x clamped to +-87; NaN stays NaN.
-inline Float exponential(Float x) {
-  const Float clamped = minimum(fill(87.0f), maximum(fill(-87.0f), x));
-  const Float scaled = mul(clamped, fill(1.44269504f));
-  const Float whole = round_to_int(scaled);
-  const Float f = sub(scaled, whole);
+// 2^x to about 2e-7 relative, x within [-126, 126]; NaN stays NaN.
+inline Float power_of_two(Float x) {
+  const Float whole = round_to_int(x);
+  const Float f = sub(x, whole);
   Float p = fill(1.54035304e-4f);  // 2^f = sum (f ln 2)^k / k!, |f| <= 1/2
   p = fma(p, f, fill(1.33335581e-3f));
   p = fma(p, f, fill(9.61812911e-3f));
@@ -59,6 +57,14 @@ inline Float exponential(Float x) {
   p = fma(p, f, fill(6.93147181e-1f));
   p = fma(p, f, fill(1.0f));
   return scale_by_power_of_two(p, whole);
+}
+
+inline constexpr float kLog2E = 1.44269504f;
+
+// exp(x), x clamped to +-87.
+inline Float exponential(Float x) {
+  const Float clamped = minimum(fill(87.0f), maximum(fill(-87.0f), x));
+  return power_of_two(mul(clamped, fill(kLog2E)));
 }
 
 inline void prefetch(const void* p, int64_t bytes) {
