@@ -178,8 +178,8 @@ async def test_seeded_models(
 
 
 SMOLLM2 = [
-    pytest.param("helix", 2, 1, 3, 10, id="helix-2x1-few"),
-    pytest.param("dual", 2, 1, 3, 10, id="dual-2x1-few"),
+    pytest.param("helix", 2, 1, 3, 6, id="helix-2x1-few"),
+    pytest.param("dual", 2, 1, 3, 6, id="dual-2x1-few"),
     *(
         pytest.param(strategy, nodes, tp, 12, 16, marks=pytest.mark.full,
                      id=f"{strategy}-{nodes}x{tp}")

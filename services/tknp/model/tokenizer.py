@@ -144,7 +144,8 @@ def _from_gguf(checkpoint: Checkpoint) -> PreTrainedTokenizerFast:
 
 
 def _from_directory(checkpoint: Checkpoint) -> PreTrainedTokenizerFast:
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
+    from transformers.models.auto import AutoTokenizer
 
     try:
         library = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
