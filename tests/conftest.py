@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -43,6 +44,18 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
+
+
+_file = ""
+
+
+def pytest_runtest_logstart(location: tuple[str, int | None, str]) -> None:
+    """Collect what the tests of a file made, not each time all that was ever imported: a second."""
+    global _file
+    if location[0] != _file:
+        _file = location[0]
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -12,28 +12,30 @@ import pytest
 from tknp.local import InProcessPool
 
 Generate = Callable[..., Awaitable[list[list[int]]]]
+MORE = [(3, 1), (1, 3), (2, 3)]
 
 
 def cells() -> list[Any]:
-    """The long prompt once; everywhere, and more tokens, in `make test-full`."""
-    quick = [(1, 1, 11, 16), (2, 1, 12, 16), (3, 1, 11, 8), (1, 3, 11, 8), (2, 3, 11, 8)]
-    full = [(nodes, tp, 12, 40) for nodes, tp, *_ in quick]
+    """Nodes, TP degree, short prompts, the long one, tokens; all of them in `make test-full`."""
+    quick = [(1, 1, 11, 11, 16), (2, 1, 11, 12, 16), *((n, tp, 5, 11, 8) for n, tp in MORE)]
+    full = [(nodes, tp, 11, 12, 40) for nodes, tp, *_ in quick]
     return [*quick, *(pytest.param(*cell, marks=pytest.mark.full) for cell in full)]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("nodes", "tp", "last", "tokens"), cells())
+@pytest.mark.parametrize(("nodes", "tp", "short", "last", "tokens"), cells())
 async def test_smollm2_equals_transformers(
     nodes: int,
     tp: int,
+    short: int,
     last: int,
     tokens: int,
     make_pool: Callable[..., Any],
     smollm2_greedy: Sequence[tuple[list[int], list[int]]],
     generate: Generate,
 ) -> None:
-    """Eleven short prompts beside a `last` one, of 206 tokens or of 1,510."""
-    given = [*smollm2_greedy[:11], smollm2_greedy[last]]
+    """Short prompts beside a `last` one, of 206 tokens or of 1,510."""
+    given = [*smollm2_greedy[:short], smollm2_greedy[last]]
     assert len(given[-1][0]) > (1500 if last == 12 else 200)
     pool = make_pool(
         "smollm2", nodes=nodes, tp=tp, kv_memory_bytes="192MiB" if tp == 1 else "64MiB",
