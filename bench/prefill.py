@@ -4,7 +4,7 @@
 
 A lone request's prompt tokens over its TTFT at the client: coordinator, prefill, transfer of the KV
 to the decode node and the way back of the first token are in it. A try measures ours, then each
-peer; results are medians over tries.
+peer; results are medians over tries, which are many, as the cores may slow down between the two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def run(options: argparse.Namespace) -> list[Row]:
 
     with peers(options) as others:
         async with pool(options.threads, kv_memory_bytes=KV_BYTES, settings={}) as (_, client):
-            for _ in range(tries(options, 5)):
+            for _ in range(tries(options, 15)):
                 for context in CONTEXTS:
                     (prompt,) = prompts(1, context)
                     stream = await generate(client, prompt, 2)
