@@ -113,6 +113,18 @@ async def channel(served: SimpleNamespace) -> AsyncIterator[aio.Channel]:
         yield opened
 
 
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def found(channel: aio.Channel) -> None:
+    """Wait until the gateway knows that the pool answers.
+
+    That one stands still from test to test, for seconds where one of another file runs alone.
+    """
+    stub = GRPCInferenceServiceStub(channel)
+    async with asyncio.timeout(60):
+        while not (await stub.ModelReady(oi.ModelReadyRequest(name="speaker"))).ready:  # noqa: ASYNC110  # the state of a process
+            await asyncio.sleep(0.1)
+
+
 async def cancelled(pool: str) -> int:
     async with Client(pool) as client:
         return (await client.status()).cancelled
