@@ -4,7 +4,8 @@
 //   for each span of kSpan tokens of context:
 //     pack the span's keys and values into panels (gemm.h), shared by all threads
 //     for each item (query tile, KV head), its group's heads folded into rows:
-//       for each tile of kTileKeys keys:  S = Q K^T;  online softmax;  sums += P V
+//       for each tile of kTileKeys keys, for each kTileRows rows:
+//         S = Q K^T;  online softmax;  sums += P V
 //
 // Tiles lie at fixed positions of the context, so a query's result depends on neither how the
 // prompt was cut into chunks nor the threads. Scratch grows with the chunk, not with the context.

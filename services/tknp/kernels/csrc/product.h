@@ -32,18 +32,14 @@ inline void accumulate_of(int rows, const Act* a, int64_t stride, const bf16* w,
     accumulate_of<Most - 1, Fresh>(rows, a, stride, w, pairs, sums, sums_stride);
 }
 
-// Over the first `pairs` of the `all_pairs` that a panel holds.
+// At most kTileRows rows, over the first `pairs` of the `all_pairs` that a panel holds.
 template <bool Fresh>
 inline void add_product(const Act* a, int64_t stride, int64_t rows, const bf16* packed,
                         int64_t pairs, int64_t all_pairs, int64_t panels, float* sums,
                         int64_t sums_stride) {
-  const int64_t tiles = ceil_div(rows, kTileRows);
   for (int64_t panel = 0; panel < panels; ++panel)
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t first = rows * t / tiles, stop = rows * (t + 1) / tiles;
-      accumulate_of<kTileRows, Fresh>(static_cast<int>(stop - first), a + first * stride, stride,
-                                      packed + panel * all_pairs * 2 * kPanel, pairs,
-                                      sums + first * sums_stride + panel * kPanel, sums_stride);
-    }
+    accumulate_of<kTileRows, Fresh>(static_cast<int>(rows), a, stride,
+                                    packed + panel * all_pairs * 2 * kPanel, pairs,
+                                    sums + panel * kPanel, sums_stride);
 }
 }  // namespace tknp

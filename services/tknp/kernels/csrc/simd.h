@@ -61,7 +61,7 @@ inline Float power_of_two(Float x) {
 
 inline constexpr float kLog2E = 1.44269504f;
 
-// exp(x), x clamped to +-87.
+// exp(x), x clamped to +-87; NaN stays NaN.
 inline Float exponential(Float x) {
   const Float clamped = minimum(fill(87.0f), maximum(fill(-87.0f), x));
   return power_of_two(mul(clamped, fill(kLog2E)));
