@@ -46,14 +46,10 @@ CHAT_TEMPLATE = (
 )
 
 
-_file = ""
-
-
-def pytest_runtest_logstart(location: tuple[str, int | None, str]) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Collect what the tests of a file made, not each time all that was ever imported: a second."""
-    global _file
-    if location[0] != _file:
-        _file = location[0]
+    if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
 

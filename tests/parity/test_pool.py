@@ -12,12 +12,17 @@ import pytest
 from tknp.local import InProcessPool
 
 Generate = Callable[..., Awaitable[list[list[int]]]]
-MORE = [(3, 1), (1, 3), (2, 3)]
 
 
 def cells() -> list[Any]:
-    """Nodes, TP degree, short prompts, the long one, tokens; all of them in `make test-full`."""
-    quick = [(1, 1, 11, 11, 16), (2, 1, 11, 12, 16), *((n, tp, 5, 11, 8) for n, tp in MORE)]
+    """Nodes, TP degree, short prompts, the last one, tokens.
+
+    The longest prompt once for each TP degree; everywhere, with more tokens, in `make test-full`.
+    """
+    quick = [
+        (1, 1, 11, 11, 16), (2, 1, 11, 12, 16), (3, 1, 5, 11, 8), (1, 3, 5, 11, 8),
+        (2, 3, 5, 12, 8),
+    ]  # fmt: skip
     full = [(nodes, tp, 11, 12, 40) for nodes, tp, *_ in quick]
     return [*quick, *(pytest.param(*cell, marks=pytest.mark.full) for cell in full)]
 

@@ -119,9 +119,9 @@ async def found(channel: aio.Channel) -> None:
 
     That one stands still from test to test, for seconds where one of another file runs alone.
     """
-    stub = GRPCInferenceServiceStub(channel)
+    stub, request = GRPCInferenceServiceStub(channel), oi.ModelReadyRequest(name="speaker")
     async with asyncio.timeout(60):
-        while not (await stub.ModelReady(oi.ModelReadyRequest(name="speaker"))).ready:  # noqa: ASYNC110  # the state of a process
+        while not (await stub.ModelReady(request)).ready:  # noqa: ASYNC110  # it is elsewhere
             await asyncio.sleep(0.1)
 
 
